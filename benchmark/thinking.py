@@ -26,12 +26,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
 from sgl_importance.embedded_model import checkpoint_path
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.probe.tokenizer import encode_text
 from sgl_importance_lab.reasoner import control_path, reasoner_path
 from sgl_importance_lab.reasoner.milestones import milestones, phases
 from sgl_importance_lab.reasoner.tasks import ReasoningTask, make_task
 from sgl_importance_lab.reasoner.tokenizer import THINK, reasoner_tokenizer, render
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.study.thinking.marks import Marks, Stretch, read_marks, write_marks
 from sgl_importance_lab.study.thinking.measured import Kinds
 from sgl_importance_lab.study.thinking.study_thinking import study_thinking

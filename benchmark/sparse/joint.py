@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from sgl_importance.embedded_model import checkpoint_path
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.study.h3 import study_h3
 
 from support.config_file import config_flags

@@ -1,6 +1,6 @@
 """Which page is in which slot of each layer, and which page leaves for another: residency, without any KV.
 
-``PageSlots`` moves keys and values by it, and ``residency_replay`` counts what it would have moved.
+``PageSlots`` moves keys and values by it, and the laboratory's replays count what it would have moved.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sgl_importance.observe.trace import open_trace
-from sgl_importance.observe.trace.page_steps import PageRecording, RequestEnd, load_page_steps
 from sgl_importance.observe.trace.records import RequestAdmitted, Step
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.replay.residency.page_replay import Selection, run_policy
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, RequestEnd, load_page_steps
 
 from support.config_file import config_flags
 from support.servers import ServerProcess

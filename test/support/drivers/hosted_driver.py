@@ -22,9 +22,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance_lab.offline.request_steps import lock_match, matched_slots
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.upstream.differences import lock_match, matched_slots
 
 from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver
 

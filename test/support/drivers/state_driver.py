@@ -25,14 +25,14 @@ from sglang.srt.runtime_context import get_context
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
-from sglang_importance.upstream.differences import (
+from sgl_importance_lab.offline.request_steps import (
     insert_finished,
     insert_unfinished,
     lock_match,
     matched_slots,
     release,
 )
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 
 CHUNK_TOKENS = 64  # of a prompt, from state to state, with ``extra_buffer``
 TRACK_TOKENS = 256  # of an answer

@@ -19,18 +19,18 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
-from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
-from sglang_importance.cache.importance_cache import ImportanceRadixCache
-from sglang_importance.observe.recorder import Recorder
-from sglang_importance.placement.backup_filter import BackupFilter
-from sglang_importance.upstream.differences import (
+from sgl_importance_lab.offline.request_steps import (
     insert_finished,
     insert_unfinished,
     lock_match,
     matched_slots,
     release,
 )
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.placement.backup_filter import BackupFilter
 
 PAGE = 4
 

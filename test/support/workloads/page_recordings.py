@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.observe.trace.records import PageLists, RequestAdmitted, RequestFinished
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.observe.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
 
 from support.workloads.recordings import PAGE_SIZE, make_header
 

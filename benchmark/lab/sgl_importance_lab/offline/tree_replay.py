@@ -23,16 +23,16 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.signal_options import SignalOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
-from sgl_importance_lab.study.recording import Query, Recording
-from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
-from sglang_importance.upstream.differences import (
+from sgl_importance_lab.offline.request_steps import (
     insert_finished,
     insert_unfinished,
     lock_match,
     matched_slots,
     release,
 )
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
+from sgl_importance_lab.study.recording import Query, Recording
+from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 
 SLOT = 1
 

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from sgl_importance.observe.trace import TraceError
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.terminal import check_outputs, existing_file, fail, plain, some_path
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.study import h2, sensitivity, streams
 from sgl_importance_lab.study.h1 import study_h1
 from sgl_importance_lab.study.h2 import study_h2

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.terminal import counted
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
@@ -24,6 +23,7 @@ from sgl_importance_lab.replay.residency.page_replay import (
     longest_context,
     run_policy,
 )
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.statistics import Estimate, Floats, bootstrap
 from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw
 

@@ -13,10 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance_kernels.sparse.page_slots import PageSlots
-from sgl_importance_kernels.sparse.residency_replay import ResidencyReplay
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.residency.fewest_loads import Read, fewest_loads
 from sgl_importance_lab.replay.residency.page_replay import (
@@ -27,6 +25,8 @@ from sgl_importance_lab.replay.residency.page_replay import (
     longest_context,
     run_policy,
 )
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
+from sgl_importance_lab.replay.residency.residency_replay import ResidencyReplay
 
 from support.workloads.page_recordings import Asked, random_asked, write_asked
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.observe.trace.page_steps import PageRecording
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.study_report import StudyError
 from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
 from sgl_importance_lab.study.thinking.learned_rule import fit_rule

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sgl_importance.observe.trace.page_steps import PageRecording
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.cli import app
 from sgl_importance_lab.study.links import BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance_lab.study.study_report import Finding, StudyError, verdict_of_parts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sgl_importance.observe.trace.page_steps import Numbers
+from sgl_importance_lab.replay.residency.page_steps import Numbers
 
 Read = tuple[Numbers, bool]
 """Pages that are read at once, and whether loads of them count."""

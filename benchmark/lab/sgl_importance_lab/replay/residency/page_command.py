@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.observe.trace.reader import TraceError
 from sgl_importance.terminal import counted, fail, interrupted, plain, show
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
@@ -23,6 +22,7 @@ from sgl_importance_lab.replay.residency.page_replay import (
     longest_context,
 )
 from sgl_importance_lab.replay.residency.page_report import PageJob, pages_table, run_page_job
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, load_page_steps
 
 
 def parse_page_policies(text: str) -> list[str]:

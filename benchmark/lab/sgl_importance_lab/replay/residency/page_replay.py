@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sgl_importance.errors import ImportanceError
-from sgl_importance.observe.trace.page_steps import Floats, Numbers, PageRecording, PageStep, RequestEnd
 from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.sparse.device_plan import TILE_TOKENS
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.residency.fewest_loads import Read, fewest_loads
+from sgl_importance_lab.replay.residency.page_steps import (
+    Floats,
+    Numbers,
+    PageRecording,
+    PageStep,
+    RequestEnd,
+)
 
 if TYPE_CHECKING:
-    from sgl_importance_kernels.sparse.residency_replay import ResidencyReplay
+    from sgl_importance_lab.replay.residency.residency_replay import ResidencyReplay
 
 PAGE_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "lfu", "random", OPTIMUM)
 """What a server offers, and what is replayed beside it to compare with."""
@@ -133,7 +139,7 @@ def run_policy(recording: PageRecording, policy: str, num_slots: int, selection:
     if policy == OPTIMUM:
         assert not selection.bias
         return _run_optimum(recording, num_slots, selection)
-    from sgl_importance_kernels.sparse.residency_replay import ResidencyReplay  # imports torch
+    from sgl_importance_lab.replay.residency.residency_replay import ResidencyReplay  # imports torch
 
     replay = ResidencyReplay(
         policy,

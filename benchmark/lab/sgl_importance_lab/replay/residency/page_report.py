@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import add_texts, plain
 from sgl_importance_lab.replay.residency.page_replay import PageCounts, Selection, longest_context, run_policy
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 
 
 @dataclass(frozen=True, slots=True)

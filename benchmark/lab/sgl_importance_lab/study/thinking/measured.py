@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import counted
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.study_report import OF_THESE_MODELS, StudyError
 from sgl_importance_lab.study.thinking.marks import Marks
 from sgl_importance_lab.study.thinking.request_measures import (

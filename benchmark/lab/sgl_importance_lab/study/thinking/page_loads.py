@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import counted
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.links import HEAD_DIM
 from sgl_importance_lab.study.statistics import Estimate, chance_of, ratio_of, ratio_of_sums
 from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw, verdict_of_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sgl_importance.observe.trace.page_steps import PageRecording
+from sgl_importance_lab.replay.residency.page_steps import PageRecording
 from sgl_importance_lab.study.study_report import Finding
 from sgl_importance_lab.study.thinking.attention_score import study_attention_score
 from sgl_importance_lab.study.thinking.marks import Marks

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.observe.trace.page_steps import PageRecording, PageStep
+from sgl_importance_lab.replay.residency.page_steps import PageRecording, PageStep
 from sgl_importance_lab.study.thinking.marks import Marks
 
 Bools = npt.NDArray[np.bool_]

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from sgl_importance.observe.trace import TraceError
 from sgl_importance.observe.trace.framing import MAGIC, frame
-from sgl_importance.observe.trace.page_steps import PageRecording, PageStep, RequestEnd, load_page_steps
 from sgl_importance.observe.trace.records import PageLists, decode, encode
 from sgl_importance.observe.trace.segments import segment_files
 from sgl_importance.observe.trace.writer import TraceWriter
+from sgl_importance_lab.replay.residency.page_steps import (
+    PageRecording,
+    PageStep,
+    RequestEnd,
+    load_page_steps,
+)
 
 from support.workloads.page_recordings import Asked, lists_of, random_asked, write_asked
 from support.workloads.recordings import PAGE_SIZE, make_header, write_recording
