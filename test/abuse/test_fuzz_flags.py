@@ -119,7 +119,7 @@ def is_large(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", LITTLE)
-@examples(14, 400)
+@examples(8, 400)
 def test_garbage_for_a_command(folder: Path, name: str, count: int) -> None:
     rng = random.Random(name)
     options = [param for param in COMMANDS[name].params if param.opts[0].startswith("-")]
@@ -140,7 +140,7 @@ def test_garbage_for_a_command(folder: Path, name: str, count: int) -> None:
     assert codes[2] > 0, codes
 
 
-@examples(60, 5000)
+@examples(25, 5000)
 def test_garbage_in_place_of_a_command(folder: Path, count: int) -> None:
     rng = random.Random(1)
     for _ in range(count):
@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 @pytest.mark.parametrize("name", [setting.flag for setting in SETTINGS.values() if setting.flag])
-@examples(25, 3000)
+@examples(10, 3000)
 def test_garbage_for_a_flag_of_the_server(
     parser: argparse.ArgumentParser, name: str, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -104,13 +105,18 @@ def check_pip(arguments: list[str]) -> None:
         assert not found[2] or set(found[2].split(",")) <= set(project["optional-dependencies"]), word
 
 
-def check_server_flags(arguments: list[str]) -> None:
+@cache
+def server_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     if not any("--kv-policy" in action.option_strings for action in parser._actions):
         add_flags(parser)  # else the plugin is active in this process
+    return parser
+
+
+def check_server_flags(arguments: list[str]) -> None:
     given = ["model" if PLACEHOLDER.match(word) else word for word in arguments]
-    parser.parse_args([*given, "--model-path", "model"])
+    server_parser().parse_args([*given, "--model-path", "model"])
 
 
 def check_program(arguments: list[str]) -> None:

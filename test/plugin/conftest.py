@@ -26,14 +26,21 @@ def plugin() -> None:
     load_plugins()
 
 
+@pytest.fixture(scope="session")
+def parser(plugin: None) -> argparse.ArgumentParser:
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(prog="sglang serve", usage="...")
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
 @pytest.fixture
-def parse(plugin: None) -> Callable[..., Any]:
+def parse(parser: argparse.ArgumentParser) -> Callable[..., Any]:
     """ServerArgs from flags, as the launcher makes them."""
     from sglang.srt.server_args import ServerArgs
 
     def parse_flags(*flags: str) -> ServerArgs:
-        parser = argparse.ArgumentParser(prog="sglang serve", usage="...")
-        ServerArgs.add_cli_args(parser)
         args = parser.parse_args(["--model-path", "dummy", "--port", str(free_port()), *flags])
         args._radix_eviction_policy_explicitly_set = "--radix-eviction-policy" in flags
         return ServerArgs.from_cli_args(args)

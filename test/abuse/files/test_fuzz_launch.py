@@ -18,7 +18,7 @@ from sglang_importance.upstream.refusal import LaunchRefused
 from support.fuzz import check_message, damage, examples, json_lines
 
 
-@examples(150, 10_000)
+@examples(60, 10_000)
 def test_a_spoiled_checkpoint_is_refused_before_it_is_loaded(tmp_path: Path, count: int) -> None:
     rng = random.Random(10)
     from safetensors.numpy import save
@@ -40,7 +40,7 @@ def test_a_spoiled_checkpoint_is_refused_before_it_is_loaded(tmp_path: Path, cou
     assert refused > 0.5 * count
 
 
-@examples(150, 10_000)
+@examples(60, 10_000)
 def test_a_spoiled_extra_config_is_refused(tmp_path: Path, count: int) -> None:
     rng = random.Random(11)
     path = tmp_path / "extra.json"

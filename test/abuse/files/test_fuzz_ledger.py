@@ -47,7 +47,7 @@ def ledger_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@examples(120, 2000)
+@examples(40, 2000)
 def test_a_spoiled_ledger_tells_no_lies(ledger_files: Path, tmp_path: Path, count: int) -> None:
     rng = random.Random(3)
     truth = {prefix(number, None).token_ids[0]: number for number in range(60)}

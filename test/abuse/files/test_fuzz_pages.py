@@ -19,7 +19,7 @@ MODEL = bytes(range(32))
 PAGE_BYTES = 512
 
 
-@examples(400, 20_000)
+@examples(120, 20_000)
 def test_a_spoiled_page_is_never_served(tmp_path: Path, count: int) -> None:
     rng = random.Random(1)
     store = PageStore(tmp_path, budget_bytes=1 << 20, counters=StoreCounters())
@@ -44,7 +44,7 @@ def test_a_spoiled_page_is_never_served(tmp_path: Path, count: int) -> None:
     assert misses > 0.9 * count
 
 
-@examples(200, 5000)
+@examples(80, 5000)
 def test_a_spoiled_identity_is_unknown(tmp_path: Path, count: int) -> None:
     rng = random.Random(2)
     store = PageStore(tmp_path, budget_bytes=1 << 20, counters=StoreCounters())

@@ -29,7 +29,7 @@ def check_recording(folder: Path, *, commands: bool) -> None:
         check_one_line(["study", "h2", str(folder), "--no-figure", "--out", str(folder.parent)])
 
 
-@examples(150, 4000)
+@examples(60, 4000)
 def test_a_spoiled_recording_is_read_up_to_the_damage(segment: Path, tmp_path: Path, count: int) -> None:
     rng = random.Random(6)
     folder = tmp_path / "spoiled"
@@ -39,7 +39,7 @@ def test_a_spoiled_recording_is_read_up_to_the_damage(segment: Path, tmp_path: P
         check_recording(folder, commands=example % 15 == 0)
 
 
-@examples(300, 10_000)
+@examples(100, 10_000)
 def test_nonsense_in_whole_frames_is_refused(segment: Path, tmp_path: Path, count: int) -> None:
     """Frames whose checksum is right and whose content no writer of ours has written."""
     rng = random.Random(7)

@@ -39,7 +39,7 @@ REQUESTS = [
 ]
 
 
-@examples(200, 3000)
+@examples(80, 3000)
 def test_a_spoiled_workload_is_refused_by_line_or_sent(segment: Path, tmp_path: Path, count: int) -> None:
     rng = random.Random(8)
     path = tmp_path / "requests.jsonl"
@@ -60,7 +60,7 @@ def test_a_spoiled_workload_is_refused_by_line_or_sent(segment: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("form", ["messages", "input-ids", "text-file"])
-@examples(20, 600)
+@examples(8, 600)
 def test_a_spoiled_prompt_is_refused(tmp_path: Path, form: str, count: int) -> None:
     rng = random.Random(9)
     path = tmp_path / "prompt.json"

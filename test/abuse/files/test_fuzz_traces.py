@@ -51,7 +51,7 @@ LINES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", LINES)
-@examples(250, 4000)
+@examples(100, 4000)
 def test_a_spoiled_trace_is_refused_by_line_or_read(tmp_path: Path, name: str, count: int) -> None:
     rng = random.Random(name)
     path = tmp_path / "trace.jsonl"
@@ -90,7 +90,7 @@ def oracle_general() -> bytes:
     return records.tobytes()
 
 
-@examples(300, 10_000)
+@examples(100, 10_000)
 def test_a_spoiled_binary_trace(tmp_path: Path, count: int) -> None:
     rng = random.Random(4)
     path = tmp_path / "trace.oracleGeneral.bin"
@@ -109,7 +109,7 @@ def test_a_spoiled_binary_trace(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-@examples(60, 3000)
+@examples(25, 3000)
 def test_what_is_no_trace_at_all(tmp_path: Path, name: str, count: int) -> None:
     rng = random.Random(5)
     path = tmp_path / "trace"
