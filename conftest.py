@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import settings
 
 from support import warm_start
 from support.browser import NoBrowser, open_browser
-from support.nightly_modules import count_kinds, mark_nightly, what_is_left
+from support.nightly_modules import count_kinds, is_module, mark_nightly, nightly_kind, what_is_left
 from support.postgres import Postgres, postgres_server, programs
 from support.tested_rows import name_rows
 
@@ -81,6 +82,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadGroups(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules of the night are not even imported by day, but where they are named."""
+    chosen = config.option.markexpr
+    if "not nightly" not in chosen or "nightly_module" in chosen or not is_module(collection_path):
+        return None
+    kind = nightly_kind(collection_path.relative_to(config.rootpath).as_posix())
+    if kind is None:
+        return None
+    config.stash[_MODULES][kind] += 1
+    return True
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, what takes long goes first: the rest fills the gaps at the end."""
@@ -93,11 +106,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: groups[item] not in slow)
 
 
-_LEFT, _CPU = pytest.StashKey[dict[str, int]](), pytest.StashKey[list[float]]()
+_LEFT, _MODULES = pytest.StashKey[Counter[str]](), pytest.StashKey[Counter[str]]()
+_CPU = pytest.StashKey[list[float]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_LEFT], config.stash[_CPU] = {}, []
+    config.stash[_LEFT], config.stash[_MODULES], config.stash[_CPU] = Counter(), Counter(), []
 
 
 def _cpu_seconds() -> float:
@@ -112,19 +126,22 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if output := getattr(session.config, "workeroutput", None):
-        output["left"], output["cpu_seconds"] = session.config.stash[_LEFT], _cpu_seconds()
+        stash = session.config.stash
+        output["left"], output["modules"] = dict(stash[_LEFT]), dict(stash[_MODULES])
+        output["cpu_seconds"] = _cpu_seconds()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     output = getattr(node, "workeroutput", {})  # a worker that has crashed has none
     if "left" in output:
-        node.config.stash[_LEFT] = output["left"]  # each worker collects everything
+        node.config.stash[_LEFT] = Counter(output["left"])  # each worker collects everything
+        node.config.stash[_MODULES] = Counter(output["modules"])
         node.config.stash[_CPU].append(output["cpu_seconds"])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     seconds = sum(config.stash[_CPU], _cpu_seconds())
     terminalreporter.write_line(f"CPU seconds of the tests, without servers that start warm: {seconds:.0f}")
-    if left := config.stash[_LEFT]:
-        terminalreporter.write_line(what_is_left(left))
+    if line := what_is_left(config.stash[_MODULES], config.stash[_LEFT]):
+        terminalreporter.write_line(line)

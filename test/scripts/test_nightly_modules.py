@@ -34,6 +34,19 @@ def test_a_run_leaves_them_out_and_says_so() -> None:
     assert "test_soak.py::" not in ran.stdout
 
 
+def test_by_day_a_module_that_is_not_named_is_not_imported() -> None:
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "benchmark/lab/test/kv_size"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "Left to scripts/nightly.sh: 2 modules (laboratory 2)" in ran.stdout
+    assert "test_sizes.py::" in ran.stdout
+
+
 def test_the_line_names_kinds_and_adds_up() -> None:
-    line = what_is_left({"modes": 1200, OTHER: 34})
-    assert line == "Left to scripts/nightly.sh: 1,234 tests (modes 1,200, more examples and cases 34)"
+    line = what_is_left({"modes": 2, "families": 1}, {"modes": 1200, OTHER: 34})
+    assert line == (
+        "Left to scripts/nightly.sh: 3 modules (families 1, modes 2) and "
+        "1,234 tests (modes 1,200, more examples and cases 34)"
+    )
+    assert what_is_left({}, {}) == ""

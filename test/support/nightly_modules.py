@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,10 @@ def nightly_kind(module: str) -> str | None:
     return None
 
 
+def is_module(path: Path) -> bool:
+    return path.suffix == ".py" and path.name.startswith("test_")
+
+
 def mark_nightly(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if nightly_kind(item.nodeid.partition("::")[0]):
@@ -104,7 +109,18 @@ def count_kinds(items: Iterable[pytest.Item]) -> dict[str, int]:
     return dict(Counter(nightly_kind(item.nodeid.partition("::")[0]) or OTHER for item in nightly))
 
 
-def what_is_left(kinds: dict[str, int]) -> str:
-    """One line, for the end of a run."""
-    named = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
-    return f"Left to scripts/nightly.sh: {sum(kinds.values()):,} tests ({named})"
+def what_is_left(modules: Mapping[str, int], tests: Mapping[str, int]) -> str:
+    """One line, for the end of a run; empty where nothing is.
+
+    Args:
+        modules: that were not imported, by kind.
+        tests: of the others, by kind.
+    """
+    parts = [
+        f"{sum(kinds.values()):,} {what} ("
+        + ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
+        + ")"
+        for what, kinds in (("modules", modules), ("tests", tests))
+        if kinds
+    ]
+    return f"Left to scripts/nightly.sh: {' and '.join(parts)}" if parts else ""

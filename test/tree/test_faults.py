@@ -20,6 +20,7 @@ from support.callbacks import LEARNING, OBSERVING, RECORDING, name_of
 from support.drivers.soak_history import Soak
 from support.drivers.tree_driver import TreeDriver
 from support.drivers.tree_requests import prompt, serve
+from support.nightly_cases import rest_nightly
 
 OPERATIONS = 300
 POOL = 768
@@ -89,9 +90,17 @@ def check_victims(patch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+CASES = [("importance", *each) for each in LEARNING] + [("observe", *each) for each in OBSERVING]
+FIRST_OF_CLASS = [
+    case for at, case in enumerate(CASES) if case[1] not in [before[1] for before in CASES[:at]]
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "owner", "method", "number"),
-    [("importance", *each) for each in LEARNING] + [("observe", *each) for each in OBSERVING],
+    rest_nightly(
+        [*FIRST_OF_CLASS, *(case for case in CASES if case not in FIRST_OF_CLASS)], daily=len(FIRST_OF_CLASS)
+    ),
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
 )
 def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
@@ -112,7 +121,7 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
     assert soak.driver.checked_tokens > 500
 
 
-@pytest.mark.parametrize(("owner", "method", "number"), RECORDING)
+@pytest.mark.parametrize(("owner", "method", "number"), rest_nightly(RECORDING))
 def test_a_fault_of_the_recording_ends_nothing(
     owner: type, method: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
