@@ -15,7 +15,7 @@ every_run_and_nightly = pytest.mark.parametrize(
 """Parametrizes ``share``, by which a test multiplies the examples that every run has time for."""
 
 requests_or_nightly = pytest.mark.parametrize(
-    "count", [pytest.param(100, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.nightly)]
+    "count", [pytest.param(60, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.nightly)]
 )
 """Parametrizes the number of requests that a test sends."""
 

@@ -104,7 +104,7 @@ def test_a_cancelled_pre_warm_is_over(client: httpx.Client):
         reading = [pool.submit(lambda path=path: list(read(path))) for path, _ in readers]
         jobs, ended = [], []
         try:
-            for number in range(20):
+            for number in range(8):
                 jobs.append(prewarm(client, input_ids=tokens(100 + number, 400)))
                 ended.append(client.delete(f"{PREFIX}/prewarm/{jobs[-1]}").json())
         finally:
@@ -119,7 +119,7 @@ def test_a_cancelled_pre_warm_is_over(client: httpx.Client):
 
 
 def test_metrics_do_not_grow_with_what_callers_ask_for(server: ServerProcess, client: httpx.Client):
-    for word in (*map(str, range(50)), "x", "%00", "%C3%BC", "a/b/c"):
+    for word in (*map(str, range(8)), "x", "%00", "%C3%BC", "a/b/c"):
         for path in ("/node/{}", "/node/{}/prompt", "/prewarm/{}", "/{}"):
             for method in ("GET", "POST", "DELETE"):
                 answer = client.request(method, PREFIX + path.format(word))
