@@ -15,6 +15,7 @@ from sgl_importance_lab.probe.tokenizer import encode
 from support.browser import NoBrowser, open_browser
 from support.config_file import config_flags
 from support.live_page import TREEITEM, choose
+from support.nightly_cases import rest_nightly
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -55,7 +56,7 @@ def ask(server: ServerProcess, document: ProbeDocument, name: str) -> tuple[dict
     return server.get(f"/kv_importance/node/{longest['id']}"), {at // PAGE_SIZE for at in record}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", rest_nightly(range(4)))
 def test_the_page_of_the_answer_is_among_the_brightest(server: ServerProcess, seed: int) -> None:
     document = make_document(2400, seed)
     node, holds_record = ask(server, document, list(document.records)[20 + seed])

@@ -54,6 +54,7 @@ NIGHTLY = {
         "test/modes/test_speculation.py",
         "test/modes/test_tensor_parallel.py",
         "test/modes/test_tokenizer_workers.py",
+        "test/serve/test_emitted_scores.py",
     ),
     "long histories": (
         "test/abuse/http/test_fuzzed_routes.py",

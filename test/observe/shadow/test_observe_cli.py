@@ -44,6 +44,7 @@ def _questions(count: int) -> list[list[int]]:
     return prompts
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_shadow_and_replay_compute_what_a_server_under_importance_does(
     probe_model: Path, tmp_path: Path
