@@ -29,7 +29,7 @@ from support.paged_context import DIM, KV_HEADS, PAGE, SCALE, dense, filled_slot
     num_slots=st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_streamed_extend_is_dense_attention(
     dtype: torch.dtype, tolerance: float, prefix: int, new: int, groups: int, num_slots: int, seed: int
 ) -> None:
@@ -50,7 +50,7 @@ def test_a_streamed_extend_is_dense_attention(
     num_slots=st.integers(1, 12),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_chosen_pages_are_attended_to_and_no_others(
     tokens: int, budget: int, num_slots: int, seed: int
 ) -> None:

@@ -119,7 +119,7 @@ def check_agreement(drawn: Drawn, capacity: int) -> Counter[str]:
     return traffic.happened + Counter({"evicted": len(evicted), "classes": len(classes)})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), min_size=1, max_size=80), st.integers(1, 12)
 )
@@ -146,7 +146,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(turns)
 def test_a_shadow_knows_of_every_node_what_the_server_knows(drawn: list[tuple[int, ...]]) -> None:
     """Sessions that grow, branch inside pages, end anywhere and come back: long nodes, cuts, answers."""

@@ -53,7 +53,7 @@ def mirrored(kind: str, history: list[tuple[str, int, int]]) -> EventMirror:
 
 
 @pytest.mark.parametrize("kind", ["importance", "observe"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(events)
 def test_events_of_any_history_say_what_each_tier_holds(
     kind: str, history: list[tuple[str, int, int]]

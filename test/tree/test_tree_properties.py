@@ -18,7 +18,7 @@ events = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["importance", "observe"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(events)
 def test_any_history_keeps_the_tree_consistent(kind: str, history: list[tuple[str, int, int]]):
     with pytest.MonkeyPatch.context() as patch:

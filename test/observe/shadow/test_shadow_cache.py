@@ -47,7 +47,7 @@ def real_hits(recording: Recording, capacity: int, kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["lru", "importance"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(drawn=branches, room=st.integers(0, 8))
 def test_a_shadow_finds_what_the_real_tree_finds(kind: str, drawn: list, room: int) -> None:
     recording = make_recording(drawn)
@@ -65,7 +65,7 @@ def test_also_over_a_long_history(kind: str, seed: int) -> None:
     assert 0 < sum(found) < sum(shadow_hits(recording, 10_000, kind)), "something was evicted"
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     drawn=branches,
     order=st.lists(st.integers(0, 30), min_size=5, max_size=60),
@@ -149,7 +149,7 @@ def test_a_leaf_is_a_prefill_chunk() -> None:
     assert found == {None: 0, 2 * PAGE_SIZE: 4 * PAGE_SIZE}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(drawn=branches, chunk=st.integers(1, 12), kind=st.sampled_from(["lru", "importance"]))
 def test_chunks_change_nothing_where_everything_fits(drawn: list, chunk: int, kind: str) -> None:
     recording = make_recording(drawn)

@@ -288,4 +288,4 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestSlots.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
