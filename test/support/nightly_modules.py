@@ -55,6 +55,7 @@ NIGHTLY = {
         "test/modes/test_tensor_parallel.py",
         "test/modes/test_tokenizer_workers.py",
         "test/serve/test_emitted_scores.py",
+        "test/sparse/test_served_choices.py",
     ),
     "long histories": (
         "test/abuse/http/test_fuzzed_routes.py",
