@@ -17,9 +17,9 @@ from support.nightly_modules import count_kinds, is_module, mark_nightly, nightl
 from support.postgres import Postgres, postgres_server, programs
 from support.tested_rows import name_rows
 
-# Times say nothing on a shared machine, and the first example of a test may compile. Each run draws others.
-settings.register_profile("every-run", deadline=None, max_examples=40)
-settings.load_profile("every-run")
+# Times say nothing on a shared machine, and the first example of a test may compile.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 warm_start.is_on = True
 

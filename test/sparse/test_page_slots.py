@@ -169,7 +169,7 @@ class TieredPool(RuleBasedStateMachine):
 
 
 TestTieredPool = TieredPool.TestCase
-TestTieredPool.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestTieredPool.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
 @given(st.lists(st.lists(st.integers(1, 2 * PAGE), min_size=FRAMES, max_size=FRAMES), min_size=1, max_size=5))

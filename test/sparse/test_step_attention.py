@@ -30,7 +30,7 @@ def step(slots: PageSlots, queries: torch.Tensor, contexts: list[int]) -> tuple[
     num_slots=st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20)
+@settings(max_examples=40)
 def test_each_row_is_dense_attention(contexts: list[int], groups: int, num_slots: int, seed: int) -> None:
     torch.manual_seed(seed)
     slots = filled_slots(num_slots, max(contexts), torch.float32)
@@ -47,7 +47,7 @@ def test_each_row_is_dense_attention(contexts: list[int], groups: int, num_slots
 
 
 @given(tokens=st.integers(1, 90), seed=st.integers(0, 99))
-@settings(max_examples=15)
+@settings(max_examples=30)
 def test_neither_slots_nor_the_batch_change_a_bit(tokens: int, seed: int) -> None:
     queries = torch.randn(3, 2 * KV_HEADS, DIM, generator=torch.Generator().manual_seed(seed))
     outputs = []

@@ -167,7 +167,7 @@ def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operations)
 def test_any_history_leaves_a_tree_without_orphans(write_policy: str, history: list[tuple[str, int]]):
     driver, tiers = tiered(write_policy)

@@ -291,7 +291,7 @@ requests = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans(
 
 
 @pytest.mark.parametrize("extra_buffer", [False, True])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=requests)
 def test_the_state_that_goes_loses_least(extra_buffer: bool, asked: list[tuple[int, int, bool]]) -> None:
     """Against a walk over the whole tree, before each of many evictions of one state."""

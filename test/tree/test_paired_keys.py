@@ -76,7 +76,7 @@ def test_pins_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["importance", "observe"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events)
 def test_any_history_keeps_the_tree_consistent(kind: str, history: list[tuple[str, int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

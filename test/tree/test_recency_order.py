@@ -88,7 +88,7 @@ def followed(history: list[tuple[str, int, int]]) -> Upstream:
     return upstream
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(events)
 def test_the_victims_of_any_history_are_upstreams(history: list[tuple[str, int, int]]) -> None:
     followed(history)

@@ -99,7 +99,7 @@ def test_a_record_comes_back_as_it_went_in(record: Record) -> None:
     assert same(again, record)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(records, max_size=12), st.data())
 def test_whatever_a_crash_cuts_off_the_rest_is_read(items: list[Record], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -121,7 +121,7 @@ def test_whatever_a_crash_cuts_off_the_rest_is_read(items: list[Record], data: s
             assert reader.torn_bytes == len(tail)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(records, min_size=2, max_size=8), st.data())
 def test_a_damaged_byte_ends_the_segment_before_it(items: list[Record], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -156,7 +156,7 @@ def test_pages_are_named_by_the_chained_digests_of_their_tokens(tmp_path: Path) 
         assert [reader.digest(n) for n in numbers] == chain_digests(root, sequence.tokens, PAGE_SIZE)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=12), st.integers(400, 4000))
 def test_page_numbers_mean_the_same_over_segments(prompts: list[list[int]], max_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as name:

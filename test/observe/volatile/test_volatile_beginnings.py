@@ -56,7 +56,7 @@ def fed(prompts: list[list[int]], *, found: Callable[[list[int]], int] = lambda 
 
 @pytest.mark.parametrize("field", FIELDS)
 @given(seed=SEEDS, lead=st.integers(0, 300), body=st.integers(400, 2000))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=25)
 def test_a_planted_field_is_found_at_its_place(field: str, seed: int, lead: int, body: int):
     generator = random.Random(seed)
     front, stable = text(generator, lead), text(generator, body)
@@ -124,7 +124,7 @@ def test_rates_are_of_the_time_that_was_observed_but_of_an_hour_at_least():
 
 @example(seed=500, requests=15)
 @given(seed=SEEDS, requests=st.integers(10, 40))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=25)
 def test_prompts_that_part_at_random_places_are_never_reported(seed: int, requests: int):
     generator = random.Random(seed)
     stable = text(generator, 1200)
@@ -138,7 +138,7 @@ def test_prompts_that_part_at_random_places_are_never_reported(seed: int, reques
 
 
 @given(seed=SEEDS, system=st.integers(0, 600), kinds=st.integers(1, 4))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=25)
 def test_stable_prompts_are_never_reported(seed: int, system: int, kinds: int):
     """Of some kinds of sessions, whose system prompt is alike and whose questions differ."""
     generator = random.Random(seed)

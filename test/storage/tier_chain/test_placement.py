@@ -289,7 +289,7 @@ class Chains(RuleBasedStateMachine):
 
 
 TestChains = Chains.TestCase
-TestChains.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestChains.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=40))
