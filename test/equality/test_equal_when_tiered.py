@@ -11,6 +11,7 @@ import pytest
 from sgl_importance.metrics_table import PREFIX
 from sglang_importance.launch.server_findings import server_findings
 
+from support.nightly_cases import rest_nightly
 from support.python_path import FAULTS, python_path
 from support.served import script_server
 from support.servers import ServerProcess
@@ -23,10 +24,12 @@ SCORES = ("--kv-importance-g", "on")
 LONG_PROMPT_TOKENS = 8000
 
 
+@pytest.mark.parametrize("least", rest_nightly([150, 300]), ids="at least {}".format)
 def test_tokens_equal_those_without_a_radix_cache(
-    random_model: Path, exchanges: list[Exchange], tmp_path: Path
+    random_model: Path, exchanges: list[Exchange], tmp_path: Path, least: int
 ) -> None:
     """Over evictions, storage hits and retractions."""
+    assert len(exchanges) >= least
     middle = len(exchanges) // 2
     store = (
         *SCORES,
