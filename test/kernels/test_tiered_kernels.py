@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_kernels.sparse.triton.attention_kernel import SPLIT_PAGES, attend_places
+from sgl_importance_kernels.sparse.triton import attention_kernel
+from sgl_importance_kernels.sparse.triton.attention_kernel import attend_places
 from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
 from sgl_importance_kernels.sparse.triton.scan_kernel import scan
 from sgl_importance_lab.selectors.registry import ready_selector
@@ -19,9 +21,16 @@ from support.nightly_cases import rest_nightly
 pytestmark = pytest.mark.triton
 
 POOL, KV_HEADS, DIM, VALUE_DIM = 40, 2, 24, 20
+# The interpreter takes seconds for as many pages as a program reads on a device.
+SPLIT_PAGES = 8 if triton.knobs.runtime.interpret else attention_kernel.SPLIT_PAGES
 few = settings(
     max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
+
+
+@pytest.fixture(autouse=True)
+def _split_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_kernel, "SPLIT_PAGES", SPLIT_PAGES)
 
 
 def host(buffer: torch.Tensor, device: str) -> torch.Tensor:
