@@ -119,7 +119,7 @@ def is_large(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", LITTLE)
-@examples(8, 400)
+@examples(14, 400)
 def test_garbage_for_a_command(folder: Path, name: str, count: int) -> None:
     rng = random.Random(name)
     options = [param for param in COMMANDS[name].params if param.opts[0].startswith("-")]
