@@ -123,15 +123,22 @@ class OddRequests:
         fields: annotations of the fields of each route's request class, by name.
         sampling: annotations of sampling parameters, by name.
         vocabulary: number of token ids that the model has.
+        largest: number of odd fields in one request, at most.
     """
 
     def __init__(
-        self, rng: random.Random, fields: dict[str, dict[str, str]], sampling: dict[str, str], vocabulary: int
+        self,
+        rng: random.Random,
+        fields: dict[str, dict[str, str]],
+        sampling: dict[str, str],
+        vocabulary: int,
+        largest: int = 2,
     ) -> None:
         self._rng = rng
         self._fields = fields
         self._sampling = sampling
         self._vocabulary = vocabulary
+        self._numbers = (1, *range(1, largest + 1))
 
     def next(self) -> OddRequest:
         rng = self._rng
@@ -141,7 +148,7 @@ class OddRequests:
             body["stream"] = True
         if rng.random() < 0.3 and path == "/generate":
             body["return_logprob"] = True
-        odd = tuple(self._spoil(path, body) for _ in range(rng.choice((1, 1, 2))))
+        odd = tuple(self._spoil(path, body) for _ in range(rng.choice(self._numbers)))
         return OddRequest(path, body, odd)
 
     def _spoil(self, path: str, body: dict[str, Any]) -> str:
