@@ -24,6 +24,7 @@ from sgl_importance.embedded_model import checkpoint_path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test"))
 
+from support import warm_start
 from support.models import write_random_llama
 from support.odd_requests import OddRequest
 from support.route_fields import seeded_odd_requests
@@ -97,6 +98,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Sends them, and writes what was found; a run that was cut off goes on where it stopped."""
+    warm_start.is_on = True  # a server that ends is started again
     file = out or RESULTS / "odd_requests.json"
     before = rows_so_far(file)
     others = [row for row in before if (row["kind"], row["seed"]) != (kind, seed)]

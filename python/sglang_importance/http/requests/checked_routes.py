@@ -68,7 +68,7 @@ def _look_in_front(route: APIRoute) -> None:
     model = bodies[0].field_info.annotation if len(bodies) == 1 else None
 
     async def refuse_long_lists(request: Request) -> None:
-        if not _is_ours() or "json" not in request.headers.get("content-type", "json"):
+        if not _is_ours() or "json" not in request.headers.get("content-type", "json").lower():
             return
         try:
             body = await request.json()  # read before, and kept
