@@ -6,7 +6,12 @@ They reach the scheduler as they are, and it believes them as it believes prompt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
 
+from sglang.srt.configs.load_config import LoadFormat
+
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.field import (
     Field,
     Table,
@@ -27,6 +32,19 @@ _passed_on = Field(anything)
 _internal = Field(only_default("sglang sets it itself"))
 _MESSAGE: Table = {"rid": _internal, "http_worker_ipc": _internal}
 _named = Field(text(4096, least=1))
+
+
+def _writable_folder(value: object, server: ServerFacts) -> str | None:
+    """sglang makes the folder when a profile is over, in the middle of a step."""
+    if problem := name(value, server):
+        return problem
+    try:
+        Path(str(value)).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=str(value)):
+            return None
+    except (OSError, ValueError) as error:
+        return f"{shown(value)} cannot be written to ({error}): give another folder"
+
 
 OPEN_SESSION: Table = {
     **_MESSAGE,
@@ -73,7 +91,7 @@ LOGGING: Table = {
 PROFILE: Table = {
     **_MESSAGE,
     "req_type": _internal,
-    "output_dir": Field(name),
+    "output_dir": Field(_writable_folder),
     "start_step": Field(integer(0, INT64)),
     "num_steps": Field(integer(1, INT64)),
     "activities": Field(texts(8, 64)),
@@ -90,6 +108,20 @@ WEIGHT_VERSION: Table = {
     **_MESSAGE,
     "new_version": Field(name),
     "abort_all_requests": Field(yes_or_no),
+}
+WEIGHTS_FROM_DISK: Table = {
+    **_MESSAGE,
+    "model_path": _named,
+    "load_format": Field(one_of(*(each.value for each in LoadFormat))),
+    "abort_all_requests": Field(yes_or_no),
+    "weight_version": Field(name),
+    "is_async": Field(yes_or_no),
+    "torch_empty_cache": Field(yes_or_no),
+    "keep_pause": Field(yes_or_no),
+    "recapture_cuda_graph": Field(yes_or_no),
+    "token_step": Field(integer(0, INT64)),
+    "flush_cache": Field(yes_or_no),
+    "manifest": _passed_on,
 }
 FUNCTION_CALL: Table = {
     **_MESSAGE,
@@ -113,10 +145,11 @@ OPERATOR_TABLES: Mapping[str, Table] = {
     "ConfigureLoggingReq": LOGGING,
     "ProfileReq": PROFILE,
     "UpdateWeightVersionReqInput": WEIGHT_VERSION,
+    "UpdateWeightFromDiskReqInput": WEIGHTS_FROM_DISK,
     "ParseFunctionCallReq": FUNCTION_CALL,
     "SeparateReasoningReqInput": REASONING,
 }
-"""By the name of sglang's class. Those of weights and adapters are read by sglang where they are loaded."""
+"""By the name of sglang's class. Tensors and adapters are read by sglang where they are loaded."""
 
 _NO_RECORDER = "the server records no experts (--expert-distribution-recorder-mode)"
 
