@@ -124,12 +124,16 @@ def main(
         model = write_random_llama(Path(folder), tokenizer_of=checkpoint_path())
         while row["requests"] < count:
             row["servers"] += 1
-            try:
-                with ServerProcess(*flags_of(kind, Path(folder)), model=model) as server:
+            with ServerProcess(*flags_of(kind, Path(folder)), model=model) as server:
+                try:
                     _send(server, requests, row, progress, save)
-            except (AssertionError, ServerFailed) as error:
-                row["findings"].append({"number": row["requests"], "problem": str(error)[-3000:]})
+                    server.stop()  # which looks for faults of ours
+                    continue
+                except (AssertionError, ServerFailed) as error:
+                    problem = str(error)[-3000:]
+                row["findings"].append({"number": row["requests"], "problem": problem})
                 save()
+                server.expects_faults = True
     print_rows("Odd requests", [{**row, "answers": str(row["answers"]), "findings": len(row["findings"])}])
     typer.echo(f"written to {file}")
 

@@ -144,7 +144,6 @@ BODIES: tuple[tuple[str, Any], ...] = (
     (
         "/v1/responses",
         {
-            **_MODEL,
             "instructions": "be brief",
             "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "Alice"}]},
@@ -291,6 +290,8 @@ class SpoiledBodies:
             _, other = rng.choice(BODIES)  # a field of another route, or of another place
             name = rng.choice(list(other))
             holder[name] = copy.deepcopy(other[name])
+        elif last not in _keys(holder):  # of a body of which nothing is left
+            holder[last] = value_of(rng)
         elif kind < 0.35:
             holder[last] = [holder[last]] * rng.randint(1, 3)
         elif kind < 0.4:

@@ -45,7 +45,8 @@ def check_routes(app: FastAPI) -> None:
             assert iscoroutinefunction(endpoint), route.path
             # The route keeps its methods, dependencies and place: FastAPI calls what stands here.
             route.dependant.call = _checked(endpoint, bodies)
-        if {"POST", "PUT", "PATCH"} & (route.methods or set()):
+        asked = route.dependant
+        if asked.query_params or asked.path_params or {"POST", "PUT", "PATCH"} & (route.methods or set()):
             more = (RuntimeError,) if endpoint.__name__ in PROFILING else ()
             route.app = _refusing(route.app, app, (ValueError, *UNREADABLE, *more))
         if bodies:
