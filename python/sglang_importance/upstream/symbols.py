@@ -97,7 +97,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     # the fields of requests, and messages that a scheduler cannot take in
     f"{_SRT}.configs.load_config.LoadFormat": None,
     f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._error_response": (
-        "self, *, status_code, error_type, message, exception_name"
+        "self, status_code, error_type, message, exception_name"
     ),
     f"{_SRT}.entrypoints.openai.serving_tokenize.OpenAIServingTokenize": None,
     f"{_SRT}.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize": None,
