@@ -82,6 +82,11 @@ class OddRequest:
     body: dict[str, Any]
     odd: tuple[str, ...]
 
+    def to(self, model: str) -> dict[str, Any]:
+        """The body for a server whose model has that name: Responses takes no other."""
+        is_named = self.path == "/v1/responses" and self.body.get("model") == "default"
+        return {**self.body, "model": model} if is_named else self.body
+
 
 def value_of(rng: random.Random) -> Any:
     """Something that some field may not be."""

@@ -144,6 +144,7 @@ BODIES: tuple[tuple[str, Any], ...] = (
     (
         "/v1/responses",
         {
+            **_MODEL,
             "instructions": "be brief",
             "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "Alice"}]},

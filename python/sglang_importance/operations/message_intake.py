@@ -45,7 +45,8 @@ def guard_messages(scheduler: Scheduler) -> None:
         handlers[kind] = _refusing(scheduler, handlers[kind])
     for batch, kind in BATCHES.items():
         handlers[batch] = _one_by_one(handlers[kind])
-    handlers[AbortReq] = _aborting_one(scheduler, handlers[AbortReq])
+    abort = _aborting_one(scheduler, scheduler.abort_request)
+    handlers[AbortReq] = scheduler.abort_request = abort  # type: ignore[method-assign]  # sglang calls both
     for name in ANSWERING_NO:
         kind = getattr(io_struct, name)
         handlers[kind] = _answering_no(handlers[kind])

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.dependencies.utils import get_parameterless_sub_dependant
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,12 +45,21 @@ def check_routes(app: FastAPI) -> None:
             assert iscoroutinefunction(endpoint), route.path
             # The route keeps its methods, dependencies and place: FastAPI calls what stands here.
             route.dependant.call = _checked(endpoint, bodies)
-        asked = route.dependant
-        if asked.query_params or asked.path_params or {"POST", "PUT", "PATCH"} & (route.methods or set()):
+        if {"POST", "PUT", "PATCH"} & (route.methods or set()):
             more = (RuntimeError,) if endpoint.__name__ in PROFILING else ()
             route.app = _refusing(route.app, app, (ValueError, *UNREADABLE, *more))
         if bodies:
             _look_in_front(route)
+    app.exception_handlers[ValueError] = _refuse_query
+
+
+async def _refuse_query(request: Request, error: Exception) -> Response:
+    """Of any route, also of routers that the app includes: a query string that it cannot read."""
+    if not _is_ours() or not request.query_params:
+        raise error
+    handle: Any = request.app.exception_handlers[HTTPException]
+    response: Response = await handle(request, HTTPException(status_code=400, detail=unreadable(error)))
+    return response
 
 
 def _check_flags(endpoint: Endpoint, server: ServerFacts) -> None:
