@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -59,11 +60,11 @@ class Scheduler(SimpleNamespace):
         return self._request_dispatcher(message)
 
 
-def request(rid: str, **fields: Any) -> Any:
-    made = TokenizedGenerateReqInput.__new__(TokenizedGenerateReqInput)
-    made.rid, made.http_worker_ipc = rid, None
-    made.session_params = fields.get("session_params")
-    return made
+def request(rid: str, session_params: Any = None) -> Any:
+    """msgspec looks at types where it decodes, not here."""
+    needed = [field.name for field in msgspec.structs.fields(TokenizedGenerateReqInput) if field.required]
+    fields = {**dict.fromkeys(needed), "rid": rid, "session_params": session_params}
+    return TokenizedGenerateReqInput(**fields)
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), RuntimeError("changed size"), ValueError("rid: no")])
