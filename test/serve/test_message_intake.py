@@ -116,11 +116,11 @@ def test_a_session_refuses_what_would_hide_its_requests() -> None:
     session = SimpleNamespace(streaming=False, req_nodes={"a": object()})
     scheduler = Scheduler(session_controller=SimpleNamespace(get={"s": session}.get))
 
-    def said(rid: str, **params: Any) -> str:
+    def said(own: str, **params: Any) -> str:
         scheduler.sent.clear()
         named = SimpleNamespace(id="s", rid=None, replace=None)
         vars(named).update(params)
-        scheduler.take(request(rid, session_params=named))
+        scheduler.take(request(own, session_params=named))
         return scheduler.sent[0].finished_reason["message"] if scheduler.sent else ""
 
     assert said("a").startswith("rid: ")
