@@ -348,23 +348,23 @@ def odd_requests() -> str:
 
 
 def odd_requests_stood() -> str:
-    """What became of odd requests by the thousand, by kind of server."""
+    """What became of odd requests by kind of server."""
     lines = []
-    for row in results("odd_requests")["rows"]:
-        answers: Mapping[str, int] = row["answers"]
+    for run in results("odd_requests")["rows"]:
+        answers: Mapping[str, int] = run["answers"]
         refused = sum(number for status, number in answers.items() if status.startswith("4"))
         failed = sum(number for status, number in answers.items() if status in ("500", "502", "504"))
-        counts = (row["requests"], answers.get("200", 0), refused, failed, answers.get("0", 0))
-        grown = row["memory_mb"] - row["memory_mb_at_start"]
-        rest = (row["servers"] - 1, row["canary_changed"], grown)
-        lines.append([row["kind"], *(f"{number:,}" for number in (*counts, *rest))])
+        counts = (run["requests"], answers.get("200", 0), refused, failed, answers.get("0", 0))
+        grown = run["memory_mb"] - run["memory_mb_at_start"]
+        rest = (run["servers"] - 1, run["canary_changed"], grown)
+        lines.append([run["kind"], *(f"{number:,}" for number in (*counts, *rest))])
     heads = ["server", "requests", "answered", "refused", "500", "late", "ends", "canary changed", "MB grown"]
     return _table(heads, lines)
 
 
 def odd_requests_sent() -> str:
     """Their number."""
-    return f"{sum(row['requests'] for row in results('odd_requests')['rows']):,}"
+    return f"{sum(run['requests'] for run in results('odd_requests')['rows']):,}"
 
 
 def misses_cost() -> str:

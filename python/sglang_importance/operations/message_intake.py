@@ -45,7 +45,7 @@ def guard_messages(scheduler: Scheduler) -> None:
         handlers[kind] = _refusing(scheduler, handlers[kind])
     for batch, kind in BATCHES.items():
         handlers[batch] = _one_by_one(handlers[kind])
-    abort = _aborting_one(scheduler, scheduler.abort_request)
+    abort: Any = _aborting_one(scheduler, scheduler.abort_request)
     handlers[AbortReq] = scheduler.abort_request = abort  # type: ignore[method-assign]  # sglang calls both
     for name in ANSWERING_NO:
         kind = getattr(io_struct, name)
@@ -60,7 +60,7 @@ def _refusing(scheduler: Scheduler, handle: Handler) -> Handler:
         except Exception as error:
             if _is_fatal(error):
                 raise
-            reason = {"type": "abort", "status_code": 400, "message": _line(error)}
+            reason: Any = {"type": "abort", "status_code": 400, "message": _line(error)}
             answer = AbortReq(
                 rid=request.rid, http_worker_ipc=request.http_worker_ipc, finished_reason=reason
             )
@@ -84,7 +84,7 @@ def _check_session(scheduler: Scheduler, request: Any) -> None:
     Raises:
         ValueError: the request cannot go on from what the session holds.
     """
-    params = getattr(request, "session_params", None)
+    params: Any = getattr(request, "session_params", None)
     session = scheduler.session_controller.get(params.id) if params is not None else None
     if session is None or session.streaming:
         return
@@ -147,7 +147,7 @@ def _answering_no(handle: Handler) -> Handler:
         except Exception as error:
             if _is_fatal(error):
                 raise
-            output = getattr(io_struct, f"{type(request).__name__}Output", None)
+            output: Any = getattr(io_struct, f"{type(request).__name__}Output", None)
             fields = getattr(output, "__struct_fields__", ())
             if "success" not in fields:
                 raise
