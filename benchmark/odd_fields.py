@@ -60,7 +60,7 @@ def outcome_of(server: ServerProcess, request: OddRequest) -> str | None:
     """What became of a request, or of the server that it was sent to; None where all is well."""
     outcome = None
     try:
-        answer = send(server, request.path, request.body)
+        answer = send(server, request.path, request.to(server.name))
         if answer.status_code >= 500 and answer.status_code != 501:
             outcome = str(answer.status_code)
         send(server, "/generate", SIMPLE).raise_for_status()
@@ -105,7 +105,7 @@ def main(
         with ServerProcess("--kv-policy", "importance", *FLAGS, model=model) as server:
             for each in track(broken, description="ours"):
                 request = each.request
-                answer = send(server, request.path, request.body)
+                answer = send(server, request.path, request.to(server.name))
                 rows.append(
                     {
                         "route": request.path,

@@ -120,7 +120,7 @@ case $model in
   smollm2 | gemma3-270m) fetched=$root/.cache/models/$model ;;
 esac
 if [[ -n $fetched ]]; then
-  [[ -n ${SERVE_DRY_RUN-} ]] || "$root/.venv/bin/python" "$root/scripts/get_model.py" "$model" >/dev/null || exit 1
+  [[ -n ${SERVE_DRY_RUN-} ]] || env -u PYTHONSAFEPATH "$root/.venv/bin/python" "$root/scripts/get_model.py" "$model" >/dev/null || exit 1
   overrides=(--model-path "$fetched")
   default --served-model-name "$model"
   export HF_HUB_OFFLINE=1

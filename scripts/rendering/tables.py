@@ -347,6 +347,26 @@ def odd_requests() -> str:
     return f"{results('odd_fields')['rows'][-1]['requests']:,}"
 
 
+def odd_requests_stood() -> str:
+    """What became of odd requests by kind of server."""
+    lines = []
+    for run in results("odd_requests")["rows"]:
+        answers: Mapping[str, int] = run["answers"]
+        refused = sum(number for status, number in answers.items() if status.startswith("4"))
+        failed = sum(number for status, number in answers.items() if status in ("500", "502", "504"))
+        counts = (run["requests"], answers.get("200", 0), refused, failed, answers.get("0", 0))
+        grown = run["memory_mb"] - run["memory_mb_at_start"]
+        rest = (run["servers"] - 1, run["canary_changed"], grown)
+        lines.append([run["kind"], *(f"{number:,}" for number in (*counts, *rest))])
+    heads = ["server", "requests", "answered", "refused", "500", "late", "ends", "canary changed", "MB grown"]
+    return _table(heads, lines)
+
+
+def odd_requests_sent() -> str:
+    """Their number."""
+    return f"{sum(run['requests'] for run in results('odd_requests')['rows']):,}"
+
+
 def misses_cost() -> str:
     """Microseconds of the scheduler a request that the account of misses takes, least to most."""
     means = sorted(row["account_mean"] for row in results("misses")["rows"])

@@ -69,16 +69,14 @@ def test_every_route_that_takes_such_a_request_is_known():
 
 
 NOT_COMPUTED = {
-    *("AbortReq", "ConfigureLoggingReq", "OpenSessionReqInput", "CloseSessionReqInput", "ProfileReq"),
-    *("SlowDownReqInput", "ParseFunctionCallReq", "SeparateReasoningReqInput", "SetInternalStateReq"),
     *("PauseGenerationReqInput", "ContinueGenerationReqInput", "LoadLoRAAdapterReqInput"),
-    *("LoadLoRAAdapterFromTensorsReqInput", "UnloadLoRAAdapterReqInput", "UpdateWeightFromDiskReqInput"),
+    *("LoadLoRAAdapterFromTensorsReqInput", "UnloadLoRAAdapterReqInput"),
     *("UpdateWeightsFromTensorReqInput", "UpdateWeightsFromDistributedReqInput", "CheckWeightsReqInput"),
-    *("UpdateWeightsFromIPCReqInput", "UpdateWeightVersionReqInput", "GetWeightsByNameReqInput"),
-    *("InitWeightsUpdateGroupReqInput", "DestroyWeightsUpdateGroupReqInput", "BeginWeightUpdateReqInput"),
-    *("EndWeightUpdateReqInput", "InitWeightsSendGroupForRemoteInstanceReqInput"),
-    *("SendWeightsToRemoteInstanceReqInput", "ReleaseMemoryOccupationReqInput", "PdRoleSwitchReqInput"),
-    *("ResumeMemoryOccupationReqInput", "AttachHiCacheStorageReqInput", "OllamaShowRequest"),
+    *("UpdateWeightsFromIPCReqInput", "GetWeightsByNameReqInput", "InitWeightsUpdateGroupReqInput"),
+    *("DestroyWeightsUpdateGroupReqInput", "BeginWeightUpdateReqInput", "EndWeightUpdateReqInput"),
+    *("InitWeightsSendGroupForRemoteInstanceReqInput", "SendWeightsToRemoteInstanceReqInput"),
+    *("ReleaseMemoryOccupationReqInput", "ResumeMemoryOccupationReqInput", "PdRoleSwitchReqInput"),
+    *("AttachHiCacheStorageReqInput", "OllamaShowRequest"),
 }
 
 
@@ -253,6 +251,42 @@ def test_flags_of_a_server_are_read_once():
     assert facts.is_disaggregated
     assert facts.chunk_tokens is None
     assert facts_of(manager) is facts
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("SlowDownReqInput", {"forward_sleep_time": float("nan")}),
+        ("SlowDownReqInput", {"forward_sleep_time": 1e9}),
+        ("OpenSessionReqInput", {"capacity_of_str_len": 1, "timeout": -1.0}),
+        ("OpenSessionReqInput", {"capacity_of_str_len": -1}),
+        ("AbortReq", {"rid": ["a"]}),
+        ("AbortReq", {"finished_reason": {"type": "abort"}}),
+        ("SetInternalStateReq", {"server_args": {"pp_max_micro_batch_size": 1.5}}),
+        ("SetInternalStateReq", {"server_args": {"model_path": 1}}),
+        ("ConfigureLoggingReq", {"log_level": "loud"}),
+        ("ConfigureLoggingReq", {"log_requests_level": 99}),
+        ("ProfileReq", {"num_steps": -1}),
+        ("UpdateWeightFromDiskReqInput", {"model_path": "a", "load_format": "nope"}),
+        ("SeparateReasoningReqInput", {"text": "a", "reasoning_parser": ""}),
+    ],
+)
+def test_messages_of_the_operator_are_looked_at_like_requests(name: str, fields: dict[str, Any]):
+    *_, odd = fields
+    with pytest.raises(BadField, match=f"^{odd}"):
+        check_body(getattr(http_server, name)(**fields), SERVER)
+
+
+def test_messages_that_the_operator_sends_pass():
+    for name, fields in {
+        "SlowDownReqInput": {"forward_sleep_time": 0.5},
+        "OpenSessionReqInput": {"capacity_of_str_len": 1000, "session_id": "a", "timeout": 60.0},
+        "AbortReq": {"rid": "HEALTH_CHECK_1"},
+        "ConfigureLoggingReq": {"log_level": "debug", "log_requests_level": 2},
+        "ProfileReq": {"output_dir": "a", "num_steps": 3, "activities": ["CPU"]},
+        "UpdateWeightFromDiskReqInput": {"model_path": "a", "load_format": "safetensors"},
+    }.items():
+        check_body(getattr(http_server, name)(**fields), SERVER)
 
 
 def test_what_sglang_sends_itself_is_refused_from_clients():

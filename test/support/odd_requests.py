@@ -82,6 +82,11 @@ class OddRequest:
     body: dict[str, Any]
     odd: tuple[str, ...]
 
+    def to(self, model: str) -> dict[str, Any]:
+        """The body for a server whose model has that name: Responses takes no other."""
+        is_named = self.path == "/v1/responses" and self.body.get("model") == "default"
+        return {**self.body, "model": model} if is_named else self.body
+
 
 def value_of(rng: random.Random) -> Any:
     """Something that some field may not be."""
@@ -123,15 +128,22 @@ class OddRequests:
         fields: annotations of the fields of each route's request class, by name.
         sampling: annotations of sampling parameters, by name.
         vocabulary: number of token ids that the model has.
+        largest: number of odd fields in one request, at most.
     """
 
     def __init__(
-        self, rng: random.Random, fields: dict[str, dict[str, str]], sampling: dict[str, str], vocabulary: int
+        self,
+        rng: random.Random,
+        fields: dict[str, dict[str, str]],
+        sampling: dict[str, str],
+        vocabulary: int,
+        largest: int = 2,
     ) -> None:
         self._rng = rng
         self._fields = fields
         self._sampling = sampling
         self._vocabulary = vocabulary
+        self._numbers = (1, *range(1, largest + 1))
 
     def next(self) -> OddRequest:
         rng = self._rng
@@ -141,7 +153,7 @@ class OddRequests:
             body["stream"] = True
         if rng.random() < 0.3 and path == "/generate":
             body["return_logprob"] = True
-        odd = tuple(self._spoil(path, body) for _ in range(rng.choice((1, 1, 2))))
+        odd = tuple(self._spoil(path, body) for _ in range(rng.choice(self._numbers)))
         return OddRequest(path, body, odd)
 
     def _spoil(self, path: str, body: dict[str, Any]) -> str:
@@ -180,7 +192,10 @@ class OddRequests:
         return {
             "/v1/completions": {**model, "prompt": ids, "max_tokens": 3},
             "/v1/chat/completions": {**model, "messages": messages, "max_tokens": 3},
-            "/v1/responses": {**model, "input": "Alice copper.", "max_output_tokens": 5},
+            "/v1/responses": {
+                "input": "Alice copper.",
+                "max_output_tokens": 5,
+            },  # of no other name than the server's
             "/v1/messages": {**model, "messages": messages, "max_tokens": 3},
             "/v1/embeddings": {**model, "input": "Alice copper."},
             "/v1/score": {**model, "query": [5, 6], "items": [[7], [8]], "label_token_ids": [9, 10]},

@@ -27,10 +27,17 @@ CLASSES: dict[str, type] = {
 }
 
 
-def seeded_odd_requests(seed: int) -> OddRequests:
-    """Odd requests on all routes; the same seed makes the same ones beside the same sglang."""
+def seeded_odd_requests(seed: int, largest: int = 2) -> OddRequests:
+    """Odd requests on all routes; the same seed makes the same ones beside the same sglang.
+
+    Args:
+        seed: of all of them.
+        largest: number of odd fields in one, at most.
+    """
     fields = {path: _annotations(kind) for path, kind in CLASSES.items()}
-    return OddRequests(random.Random(seed), fields, _annotations(SamplingParams), vocabulary=1000)
+    return OddRequests(
+        random.Random(seed), fields, _annotations(SamplingParams), vocabulary=1000, largest=largest
+    )
 
 
 def _annotations(kind: type) -> dict[str, str]:

@@ -144,7 +144,9 @@ def _answer_ends(scheduler: Scheduler) -> None:
 
 def _message_handlers(scheduler: Scheduler) -> None:
     from sglang_importance.operations.handlers import handle_messages
+    from sglang_importance.operations.message_intake import guard_messages
 
+    guard_messages(scheduler)
     handle_messages(scheduler)
 
 

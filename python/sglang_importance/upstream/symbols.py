@@ -94,7 +94,18 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_SRT}.managers.io_struct.GenerateReqInput.contains_mm_input": "self",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager._tokenize_texts": "self, texts, is_cross_encoder",
-    # the fields of requests
+    # the fields of requests, and messages that a scheduler cannot take in
+    f"{_SRT}.configs.load_config.LoadFormat": None,
+    f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._error_response": (
+        "self, status_code, error_type, message, exception_name"
+    ),
+    f"{_SRT}.entrypoints.openai.serving_tokenize.OpenAIServingTokenize": None,
+    f"{_SRT}.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize": None,
+    f"{_SRT}.managers.io_struct.AbortReq": None,
+    f"{_SRT}.managers.io_struct.BatchTokenizedGenerateReqInput": None,
+    f"{_SRT}.managers.io_struct.BatchTokenizedEmbeddingReqInput": None,
+    f"{_SRT}.managers.scheduler.Scheduler.abort_request": "self, recv_req",
+    f"{_SRT}.managers.scheduler.Scheduler.collect_inflight_reqs": "self",
     f"{_SRT}.managers.io_struct.EmbeddingReqInput": None,
     f"{_SRT}.sampling.custom_logit_processor.CustomLogitProcessor": None,
     f"{_SRT}.sampling.sampling_params.SamplingParams": None,

@@ -25,9 +25,9 @@ MEMORY_GROWTH = 256 << 20
 """Of all processes together; answers and their log probabilities come and go."""
 
 
-def answer_to(client: httpx.Client, request: OddRequest) -> httpx.Response:
+def answer_to(client: httpx.Client, request: OddRequest, model: str) -> httpx.Response:
     # httpx sends no NaN, and no half of a surrogate pair.
-    content = json.dumps(request.body)
+    content = json.dumps(request.to(model))
     return client.post(request.path, content=content, headers={"content-type": "application/json"})
 
 
@@ -45,7 +45,7 @@ def test_odd_fields_are_answered_or_refused_and_end_nothing(
     for number in range(count):
         request = made.next()
         try:
-            answer = answer_to(client, request)
+            answer = answer_to(client, request, server.name)
         except httpx.TransportError as error:
             error.add_note(f"request {number} to {request.path}: {request.odd!r:.500}; {server.log_tail()}")
             raise

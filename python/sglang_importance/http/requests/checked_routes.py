@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.dependencies.utils import get_parameterless_sub_dependant
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_importance.http.requests.begun_streams import begin
 from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
-from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.fields.operator_tables import NEEDS
+from sglang_importance.http.requests.fields.server_facts import ServerFacts, facts_of
 from sglang_importance.http.requests.long_lists import check_long_lists
 from sglang_importance.http.requests.route_families import UNHANDLED
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
@@ -28,17 +30,46 @@ from sglang_importance.upstream.server_options import importance_options
 
 Endpoint = Callable[..., Awaitable[Any]]
 
+PROFILING = frozenset({"start_profile_async", "stop_profile_async"})
+"""They say by RuntimeError that there is a profile already, or none."""
+
 
 def check_routes(app: FastAPI) -> None:
     """Puts our look in front of every route of an app that takes a request which sglang computes."""
     for route in app.router.routes:
-        if isinstance(route, APIRoute) and (bodies := _bodies(route)):
-            endpoint = route.dependant.call
+        if not isinstance(route, APIRoute):
+            continue
+        endpoint: Any = route.dependant.call
+        bodies = _bodies(route)
+        if bodies or endpoint.__name__ in NEEDS:
             assert iscoroutinefunction(endpoint), route.path
             # The route keeps its methods, dependencies and place: FastAPI calls what stands here.
             route.dependant.call = _checked(endpoint, bodies)
-            route.app = _refusing(route.app, app)
+        if {"POST", "PUT", "PATCH"} & (route.methods or set()):
+            more = (RuntimeError,) if endpoint.__name__ in PROFILING else ()
+            route.app = _refusing(route.app, app, (ValueError, *UNREADABLE, *more))
+        if bodies:
             _look_in_front(route)
+    app.exception_handlers[ValueError] = _refuse_query
+
+
+async def _refuse_query(request: Request, error: Exception) -> Response:
+    """Of any route, also of routers that the app includes: a query string that it cannot read."""
+    if not _is_ours() or not request.query_params:
+        raise error
+    handle: Any = request.app.exception_handlers[HTTPException]
+    response: Response = await handle(request, HTTPException(status_code=400, detail=unreadable(error)))
+    return response
+
+
+def _check_flags(endpoint: Endpoint, server: ServerFacts) -> None:
+    """
+    Raises:
+        BadField: the server cannot do what the route is for, and would end.
+    """
+    has, without = NEEDS.get(endpoint.__name__, (None, ""))
+    if has is not None and not has(server):
+        raise BadField(endpoint.__name__.removesuffix("_async"), without)
 
 
 def _look_in_front(route: APIRoute) -> None:
@@ -47,7 +78,7 @@ def _look_in_front(route: APIRoute) -> None:
     model = bodies[0].field_info.annotation if len(bodies) == 1 else None
 
     async def refuse_long_lists(request: Request) -> None:
-        if not _is_ours() or "json" not in request.headers.get("content-type", "json"):
+        if not _is_ours() or "json" not in request.headers.get("content-type", "json").lower():
             return
         try:
             body = await request.json()  # read before, and kept
@@ -66,8 +97,14 @@ def _look_in_front(route: APIRoute) -> None:
 
 def _bodies(route: APIRoute) -> list[str]:
     """Names of the parameters that are requests for something to compute."""
-    bodies = route.dependant.body_params
-    return [each.name for each in bodies if getattr(each.field_info.annotation, "__name__", "") in TABLES]
+    return [each.name for each in route.dependant.body_params if _class_name(each) in TABLES]
+
+
+def _class_name(body: Any) -> str:
+    """Of a parameter that is a body, which may be left out."""
+    kind = body.field_info.annotation
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    return getattr(kinds[0] if len(kinds) == 1 else kind, "__name__", "")
 
 
 def _is_ours() -> bool:
@@ -82,8 +119,10 @@ def _checked(endpoint: Endpoint, bodies: list[str]) -> Endpoint:
             manager = tokenizer_manager()
             in_flight: Mapping[str, Any] = getattr(manager, "rid_to_state", {})
             try:
+                _check_flags(endpoint, facts_of(manager))
                 for name in bodies:
-                    check_body(values[name], facts_of(manager), in_flight)
+                    if values[name] is not None:
+                        check_body(values[name], facts_of(manager), in_flight)
             except BadField as error:
                 raise HTTPException(status_code=400, detail=str(error)) from None
         answer = await endpoint(**values)
@@ -94,7 +133,7 @@ def _checked(endpoint: Endpoint, bodies: list[str]) -> Endpoint:
     return check_and_answer
 
 
-def _refusing(answer: ASGIApp, app: FastAPI) -> ASGIApp:
+def _refusing(answer: ASGIApp, app: FastAPI, errors: tuple[type[Exception], ...]) -> ASGIApp:
     """Turns errors of sglang's readers and converters into 400; its own handlers do not know them."""
 
     async def answer_or_refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +146,7 @@ def _refusing(answer: ASGIApp, app: FastAPI) -> ASGIApp:
 
         try:
             await answer(scope, receive, note)
-        except (ValueError, *UNREADABLE) as error:
+        except errors as error:
             if began or not _is_ours():
                 raise
             refused = HTTPException(status_code=400, detail=unreadable(error))

@@ -42,6 +42,7 @@ from sglang_importance.upstream.server_options import importance_options
 Endpoint = Callable[..., Awaitable[Any]]
 
 _OTHERS = "/v1/chat/completions"
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _NESTED_ERRORS = ("/v1/messages", "/v1/responses")
 """sglang's handler of errors gives their answers the form that their clients read."""
 
@@ -98,9 +99,9 @@ def _in_front(look: Callable[[dict[str, Any]], None]) -> Any:
 
 async def _body(request: Request) -> dict[str, Any]:
     """The body's fields; none where it is no object, or cannot be read: sglang says so."""
-    content_type = request.headers.get("content-type", "")
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     try:
-        body = dict(await request.form()) if "form" in content_type else await request.json()  # both are kept
+        body = dict(await request.form()) if media_type in _FORMS else await request.json()  # both are kept
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}

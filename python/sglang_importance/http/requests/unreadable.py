@@ -9,13 +9,14 @@ import logging
 import re
 import traceback
 
+import jinja2
 import msgspec
 
 from sglang_importance.http.requests.fields.bad_field import BadField
 
 UNREADABLE = (
     *(TypeError, AttributeError, LookupError, AssertionError, OverflowError, UnicodeError, RecursionError),
-    *(re.error, msgspec.MsgspecError),
+    *(re.error, msgspec.MsgspecError, jinja2.TemplateError),
 )
 """What Python raises at a value of another shape; none of them says that a machine has failed."""
 
@@ -26,9 +27,10 @@ logger = logging.getLogger(__name__)
 def unreadable(error: BaseException) -> str:
     """The one line of a refusal; the log has the place in sglang, for whoever adds the missing row.
 
-    A plain ``ValueError`` is sglang's own word on a request, and says what is wrong.
+    A plain ``ValueError`` is sglang's own word on a request, and says what is wrong; so is a ``RuntimeError``
+    of its profiler.
     """
-    if type(error) is ValueError or isinstance(error, BadField):
+    if type(error) in (ValueError, RuntimeError) or isinstance(error, BadField):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = ", ".join(f"{each.filename}:{each.lineno}" for each in place)

@@ -13,6 +13,7 @@ from sglang_importance.http.requests.fields.embedding_table import EMBEDDING
 from sglang_importance.http.requests.fields.field import Table
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
 from sglang_importance.http.requests.fields.openai_tables import CHAT, COMPLETION
+from sglang_importance.http.requests.fields.operator_tables import OPERATOR_TABLES
 from sglang_importance.http.requests.fields.other_tables import (
     CLASSIFY,
     COUNT_TOKENS,
@@ -53,6 +54,7 @@ TABLES: Mapping[str, Table] = {
     "DetokenizeRequest": DETOKENIZE,
     "OllamaChatRequest": OLLAMA_CHAT,
     "OllamaGenerateRequest": OLLAMA_GENERATE,
+    **OPERATOR_TABLES,
 }
 """By the name of sglang's class: a release without one of them needs no other import."""
 
@@ -77,7 +79,8 @@ def check_body(body: Any, server: ServerFacts, in_flight: Container[str] = ()) -
         check_ids_of_clients(body.rid)
         check_request(body, server, in_flight)
         return
-    check_ids_of_clients(getattr(body, "rid", None))
+    if kind.__name__ not in OPERATOR_TABLES:
+        check_ids_of_clients(getattr(body, "rid", None))
     given = getattr(body, "model_fields_set", None) or defaults_of(kind)
     values = ((name, getattr(body, name)) for name in given)
     check_values(values, TABLES[kind.__name__], defaults_of(kind), server, prompts=_num_prompts(body))

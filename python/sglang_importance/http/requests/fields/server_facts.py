@@ -42,6 +42,7 @@ class ServerFacts:
     is_disaggregated: bool = False
     is_traced: bool = False
     returns_experts: bool = False
+    records_experts: bool = False
     returns_indexer: bool = False
 
 
@@ -85,5 +86,6 @@ def _read(manager: Any) -> ServerFacts:
         is_disaggregated=flag("disaggregation_mode", "null") != "null",
         is_traced=bool(flag("enable_trace")),
         returns_experts=bool(flag("enable_return_routed_experts")),
+        records_experts=bool(flag("expert_distribution_recorder_mode", "")),
         returns_indexer=bool(flag("enable_return_indexer_topk")),
     )

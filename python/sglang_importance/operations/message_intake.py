@@ -1,0 +1,176 @@
+"""What a scheduler does with a message that sglang cannot take in: it is refused, and the others go on.
+
+sglang lets every exception of its handlers end the server. What a handler of requests raises before it has
+touched KV comes from what a client wrote; what it raises in the radix cache stays fatal.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers import io_struct
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchTokenizedEmbeddingReqInput,
+    BatchTokenizedGenerateReqInput,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Any], Any]
+
+BATCHES = {
+    BatchTokenizedGenerateReqInput: TokenizedGenerateReqInput,
+    BatchTokenizedEmbeddingReqInput: TokenizedEmbeddingReqInput,
+}
+ANSWERING_NO = ("ProfileReq", "ExpertDistributionReq", "CheckWeightsReqInput", "SlowDownReqInput")
+"""Of the operator, by name: they change neither weights nor KV, and their answer can say that nothing came of
+them."""
+_FATAL = ("mem_cache", "sglang_importance")
+
+
+def guard_messages(scheduler: Scheduler) -> None:
+    """Puts a guard around the handlers of a scheduler's dispatcher, in their places."""
+    handlers: dict[type, Handler] = scheduler._request_dispatcher._mapping
+    for kind in BATCHES.values():
+        handlers[kind] = _refusing(scheduler, handlers[kind])
+    for batch, kind in BATCHES.items():
+        handlers[batch] = _one_by_one(handlers[kind])
+    abort: Any = _aborting_one(scheduler, scheduler.abort_request)
+    handlers[AbortReq] = scheduler.abort_request = abort  # type: ignore[method-assign]  # sglang calls both
+    for name in ANSWERING_NO:
+        kind = getattr(io_struct, name)
+        handlers[kind] = _answering_no(handlers[kind])
+
+
+def _refusing(scheduler: Scheduler, handle: Handler) -> Handler:
+    def handle_or_refuse(request: Any) -> Any:
+        try:
+            _check_session(scheduler, request)
+            return handle(request)
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            reason: Any = {"type": "abort", "status_code": 400, "message": _line(error)}
+            answer = AbortReq(
+                rid=request.rid, http_worker_ipc=request.http_worker_ipc, finished_reason=reason
+            )
+            scheduler.ipc_channels.send_to_tokenizer.send_output(answer, request)
+            return None
+
+    return handle_or_refuse
+
+
+def _one_by_one(handle: Handler) -> Handler:
+    def handle_batch(requests: Any) -> None:
+        for request in requests:
+            handle(request)
+
+    return handle_batch
+
+
+def _check_session(scheduler: Scheduler, request: Any) -> None:
+    """sglang keeps the requests of an open session by their ids: a second one would hide the first.
+
+    Raises:
+        ValueError: the request cannot go on from what the session holds.
+    """
+    params: Any = getattr(request, "session_params", None)
+    session = scheduler.session_controller.get(params.id) if params is not None else None
+    if session is None or session.streaming:
+        return
+    if request.rid in session.req_nodes:
+        raise ValueError("rid: the session has answered a request with this id: give another")
+    if params.replace and params.rid is None and session.req_nodes:
+        raise ValueError(
+            "session_params.replace: needs the rid of the request to go on from, or a new session"
+        )
+
+
+def _aborting_one(scheduler: Scheduler, abort: Handler) -> Handler:
+    """sglang ends every request whose id begins with the one that is aborted: other clients' too."""
+
+    def abort_one(request: AbortReq) -> Any:
+        if request.abort_all:
+            return abort(request)
+        with _hidden(other for other in _live(scheduler) if other.rid != request.rid):
+            return abort(request)
+
+    return abort_one
+
+
+@contextmanager
+def _hidden(requests: Iterator[Any]) -> Iterator[None]:
+    """Requests whose ids begin like nothing else."""
+    ids = [(each, each.rid) for each in requests]
+    for each, rid in ids:
+        each.rid = f"\0{rid}"
+    try:
+        yield
+    finally:
+        for each, rid in ids:
+            each.rid = rid
+
+
+def _live(scheduler: Scheduler) -> Iterator[Any]:
+    """Every request that an abort looks at, once."""
+    held: list[Any] = [
+        *([scheduler.chunked_req] if scheduler.chunked_req is not None else []),
+        *scheduler.waiting_queue,
+        *scheduler.grammar_manager.grammar_queue,
+        *scheduler.collect_inflight_reqs(),
+    ]
+    for name in (
+        "disagg_prefill_bootstrap_queue",
+        "disagg_decode_prealloc_queue",
+        "disagg_decode_transfer_queue",
+    ):
+        queue = getattr(scheduler, name, None)
+        held += [*getattr(queue, "queue", ()), *getattr(queue, "retracted_queue", ())]
+    held += getattr(scheduler, "disagg_prefill_inflight_queue", None) or ()
+    yield from {id(request): request for each in held for request in [getattr(each, "req", each)]}.values()
+
+
+def _answering_no(handle: Handler) -> Handler:
+    def handle_or_say_no(request: Any) -> Any:
+        try:
+            return handle(request)
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            output: Any = getattr(io_struct, f"{type(request).__name__}Output", None)
+            fields = getattr(output, "__struct_fields__", ())
+            if "success" not in fields:
+                raise
+            return output(success=False, message=_line(error))
+
+    return handle_or_say_no
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether it was raised below the handler's own reading: in the radix cache, or in our part of it."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(name in file for file in files for name in _FATAL if not file.endswith("message_intake.py"))
+
+
+def _line(error: Exception) -> str:
+    if type(error) is ValueError:
+        return " ".join(str(error).split())
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    logger.warning(
+        "KV importance: sglang cannot take in a message: %s at %s:%d",
+        type(error).__name__,
+        place.filename,
+        place.lineno,
+    )
+    said = " ".join(str(error).split())[:200]
+    return f"sglang cannot take this in ({type(error).__name__}: {said})"

@@ -1,0 +1,128 @@
+"""Sessions, aborts and an operator's messages that end stock sglang, or another client's request."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from support.servers import ServerProcess
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(autouse=True)
+def lives(server: ServerProcess) -> Iterator[None]:
+    yield
+    server.generate([5, 6], max_new_tokens=1)
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(300, 1000) for _ in range(count)]
+
+
+def message(answer: httpx.Response) -> str:
+    """What an error says, in each of sglang's forms."""
+    document = answer.json()
+    return str(document.get("message") or document["error"]["message"])
+
+
+# ---- sessions and aborts ----
+
+
+def opened(client: httpx.Client) -> str:
+    return str(client.post("/open_session", json={"capacity_of_str_len": 1000}).json())
+
+
+def in_session(client: httpx.Client, session: str, **fields: Any) -> httpx.Response:
+    body = {"input_ids": tokens(7, 40), "sampling_params": {"max_new_tokens": 2}, "session_params": fields}
+    rid = fields.pop("own_rid", None)
+    return client.post("/generate", json={**body, "rid": rid, "session_params": {"id": session, **fields}})
+
+
+def test_a_session_that_is_to_forget_what_it_has_refuses_and_goes_on(client: httpx.Client):
+    """sglang changes its list of the session's requests while it walks through it."""
+    session = opened(client)
+    assert in_session(client, session, own_rid="first of all").status_code == 200
+    refused = in_session(client, session, replace=True)
+    assert refused.status_code == 400
+    assert "session_params.replace: needs the rid" in message(refused)
+    assert in_session(client, session, rid="first of all", replace=True).status_code == 200
+
+
+def test_a_session_takes_each_id_once(client: httpx.Client):
+    """sglang would lose the first of two, and fail where it gives both back."""
+    session = opened(client)
+    assert in_session(client, session, own_rid="twice").status_code == 200
+    refused = in_session(client, session, own_rid="twice", rid="twice")
+    assert refused.status_code == 400
+    assert message(refused).startswith("rid: the session has answered a request with this id")
+    assert in_session(client, session, own_rid="another", rid="twice").status_code == 200
+
+
+def test_an_abort_ends_the_request_with_that_id_and_no_other(client: httpx.Client):
+    """sglang ends every request whose id begins like it: one client's "a" would end a sixteenth of all."""
+    body = {"input_ids": tokens(8, 40), "sampling_params": {"max_new_tokens": 200}, "stream": True}
+
+    def reason(lines: Iterator[str]) -> dict[str, Any]:
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return dict(chunks[-1]["meta_info"]["finish_reason"])
+
+    with (
+        client.stream("POST", "/generate", json={**body, "rid": "a"}) as one,
+        client.stream("POST", "/generate", json={**body, "rid": "ab"}) as other,
+    ):
+        lines, others = one.iter_lines(), other.iter_lines()
+        next(lines), next(others)
+        assert client.post("/abort_request", json={"rid": "a"}).status_code == 200
+        assert reason(lines)["type"] == "abort"
+        assert reason(others) == {"type": "length", "length": 200}
+
+
+@pytest.mark.parametrize("act", ["start", "stop", "dump"])
+def test_experts_are_recorded_only_where_the_server_can(client: httpx.Client, act: str):
+    answer = client.post(f"/{act}_expert_distribution_record")
+    assert answer.status_code == 400
+    assert "--expert-distribution-recorder-mode" in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/parse_function_call", '{"text": "a", "tool_call_parser": "nobody", "tools": []}'),
+        ("/separate_reasoning", '{"text": "a", "reasoning_parser": "nobody"}'),
+        ("/add_external_corpus", "["),
+        ("/remove_external_corpus", "[1]"),
+        ("/start_profile", '{"activities": ["CPU"], "output_dir": "/proc/nobody", "num_steps": 1}'),
+        ("/stop_profile", "null"),
+        ("/tokenize", '{"messages": [{"role": "user"}], "chat_template_kwargs": {"messages": 1}}'),
+        ("/detokenize", '{"tokens": [[]]}'),
+        ("/v1/loads?include=nothing", ""),
+        ("/slow_down", '{"forward_sleep_time": 1e30}'),
+        ("/configure_logging", '{"log_level": "loud"}'),
+        ("/update_weights_from_disk", '{"model_path": "/nobody", "load_format": "nobody"}'),
+    ],
+)
+def test_what_an_operator_writes_is_no_error_of_the_server(client: httpx.Client, path: str, content: str):
+    method = "POST" if content else "GET"
+    answer = client.request(method, path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400), answer.text
+
+
+def test_a_salt_is_read_whatever_its_body_is_called(client: httpx.Client):
+    """FastAPI reads such a body as JSON."""
+    chat = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "Alice " * 40}], "max_tokens": 1}
+    )
+    salted = json.dumps({**json.loads(chat), "cache_salt": "b"})
+    kind = {"content-type": 'application/json; of="form"'}
+    for content in (chat, salted):
+        answer = client.post("/invocations", content=content, headers=kind)
+        assert answer.status_code == 200, answer.text
+        details = answer.json()["usage"]["prompt_tokens_details"]
+        assert not (details and details["cached_tokens"])

@@ -1,0 +1,139 @@
+"""What sglang's handlers raise at a message costs that message alone; an abort ends one request."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    ExpertDistributionReq,
+    ExpertDistributionReqType,
+    ProfileReq,
+    ProfileReqOutput,
+    TokenizedGenerateReqInput,
+)
+from sglang.utils import TypeBasedDispatcher
+
+from sglang_importance.operations.message_intake import ANSWERING_NO, BATCHES, guard_messages
+
+
+class Scheduler(SimpleNamespace):
+    """As much of sglang's as the guards look at; ``handle`` raises what a test has put there."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(
+            chunked_req=None,
+            waiting_queue=[],
+            grammar_manager=SimpleNamespace(grammar_queue=[]),
+            session_controller=SimpleNamespace(get=lambda name: None),
+            sent=[],
+            aborted=[],
+            error=None,
+        )
+        vars(self).update(fields)
+        channel = SimpleNamespace(send_output=lambda answer, request: self.sent.append(answer))
+        self.ipc_channels = SimpleNamespace(send_to_tokenizer=channel)
+        kinds = [*BATCHES, *BATCHES.values(), ProfileReq, ExpertDistributionReq]
+        handlers: list[tuple[type, Any]] = [(kind, self.handle) for kind in kinds]
+        from sglang.srt.managers import io_struct
+
+        handlers += [(getattr(io_struct, name), self.handle) for name in ANSWERING_NO]
+        self._request_dispatcher = TypeBasedDispatcher([*handlers, (AbortReq, self.abort_request)])
+        guard_messages(self)  # type: ignore[arg-type]
+
+    def handle(self, request: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return request
+
+    def abort_request(self, request: AbortReq) -> None:
+        held = [*self.waiting_queue, *self.collect_inflight_reqs()]
+        self.aborted += [each for each in held if request.abort_all or each.rid.startswith(request.rid)]
+
+    def collect_inflight_reqs(self) -> set[Any]:
+        return set()
+
+    def take(self, message: Any) -> Any:
+        return self._request_dispatcher(message)
+
+
+def request(rid: str, session_params: Any = None) -> Any:
+    """msgspec looks at types where it decodes, not here."""
+    needed = [field.name for field in msgspec.structs.fields(TokenizedGenerateReqInput) if field.required]
+    fields = {**dict.fromkeys(needed), "rid": rid, "session_params": session_params}
+    return TokenizedGenerateReqInput(**fields)
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), RuntimeError("changed size"), ValueError("rid: no")])
+def test_a_request_that_cannot_be_taken_in_is_refused_alone(error: Exception) -> None:
+    scheduler = Scheduler()
+    scheduler.error = error
+    assert scheduler.take(request("a")) is None
+    (answer,) = scheduler.sent
+    assert answer.rid == "a"
+    assert answer.finished_reason["status_code"] == 400
+    assert str(error).strip("'") in answer.finished_reason["message"]
+    scheduler.error = None
+    assert scheduler.take(request("b")).rid == "b"
+
+
+def test_what_the_radix_cache_raises_stays_fatal() -> None:
+    def fail(message: Any) -> None:
+        raise AssertionError("the tree is broken")
+
+    in_the_cache = compile(
+        "def handle(request, fail): fail(request)", "/x/sglang/srt/mem_cache/tree.py", "exec"
+    )
+    names: dict[str, Any] = {}
+    exec(in_the_cache, names)
+    scheduler = Scheduler()
+    scheduler.handle = lambda request: names["handle"](request, fail)
+    scheduler._request_dispatcher._mapping[TokenizedGenerateReqInput] = scheduler.handle
+    guard_messages(scheduler)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="the tree is broken"):
+        scheduler.take(request("a"))
+    assert not scheduler.sent
+
+
+def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
+    held = [SimpleNamespace(rid=rid) for rid in ("a", "ab", "a/1", "b")]
+    scheduler = Scheduler(waiting_queue=held)
+    scheduler.take(AbortReq(rid="a"))
+    assert [each.rid for each in scheduler.aborted] == ["a"]
+    assert [each.rid for each in held] == ["a", "ab", "a/1", "b"]
+    scheduler.aborted.clear()
+    scheduler.abort_request(AbortReq(rid="a"))  # sglang's own call
+    assert [each.rid for each in scheduler.aborted] == ["a"]
+    scheduler.aborted.clear()
+    scheduler.take(AbortReq(abort_all=True))
+    assert len(scheduler.aborted) == 4
+
+
+def test_a_session_refuses_what_would_hide_its_requests() -> None:
+    session = SimpleNamespace(streaming=False, req_nodes={"a": object()})
+    scheduler = Scheduler(session_controller=SimpleNamespace(get={"s": session}.get))
+
+    def said(own: str, **params: Any) -> str:
+        scheduler.sent.clear()
+        named = SimpleNamespace(id="s", rid=None, replace=None)
+        vars(named).update(params)
+        scheduler.take(request(own, session_params=named))
+        return scheduler.sent[0].finished_reason["message"] if scheduler.sent else ""
+
+    assert said("a").startswith("rid: ")
+    assert said("b", replace=True).startswith("session_params.replace: ")
+    assert said("b", replace=True, rid="a") == said("b") == ""
+
+
+def test_an_operator_is_told_what_did_not_work() -> None:
+    scheduler = Scheduler()
+    scheduler.error = FileNotFoundError("no such folder")
+    answer = scheduler.take(ProfileReq())
+    assert isinstance(answer, ProfileReqOutput)
+    assert not answer.success
+    assert "no such folder" in answer.message
+    with pytest.raises(FileNotFoundError):  # its answer has no place for it: routes refuse it before
+        scheduler.take(ExpertDistributionReq(action=ExpertDistributionReqType.START_RECORD))
