@@ -1,0 +1,1 @@
+from flashinfer import __getattr__ as __getattr__
