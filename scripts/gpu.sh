@@ -65,7 +65,7 @@ failed=()
 stage() { # seconds, name, command
   local seconds=$1 name=$2
   shift 2
-  [[ -z $dry ]] || seconds=$((6 * seconds)) # in an interpreter, or on few cores
+  [[ -z $dry ]] || seconds=$((6 * seconds)) # in the interpreter, on few cores
   echo "==> [${SECONDS} s] $name"
   timeout "$seconds" "$@" || failed+=("$name")
 }
@@ -104,7 +104,9 @@ serve() {
   else
     tests "GPU tests beside sglang" -m gpu test/kernels/test_gpu_{producers,rows}.py
   fi
-  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" $dry
+  local minutes=6
+  [[ -z $dry ]] || minutes=36
+  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" --minutes "$minutes" $dry
 }
 
 "$command"
