@@ -7,15 +7,10 @@ than the binaries, and the same for whatever is compared.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, NoReturn
-
 import torch
 from torch.nn import functional
+from unusable import Submodules
+from unusable import unusable as __getattr__  # noqa: F401
 
 
 def rmsnorm(
@@ -52,25 +47,5 @@ def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-
-    def unusable(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is not in the stand-in for sglang-kernel (scripts/gpu)")
-
-    return unusable
-
-
-class _Submodules(MetaPathFinder, Loader):
-    """Finds any submodule that has no file here, but the one that sglang has a stand-in for itself."""
-
-    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
-        within = fullname.startswith(f"{__name__}.") and fullname != f"{__name__}.scalar_type"
-        return ModuleSpec(fullname, self, is_package=True) if within else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__getattr__"] = __getattr__
-
-
-sys.meta_path.append(_Submodules())
+# sglang has a stand-in for it itself.
+Submodules(__name__, missing="scalar_type").install()

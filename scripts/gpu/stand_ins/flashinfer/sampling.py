@@ -1,1 +1,0 @@
-from flashinfer import __getattr__ as __getattr__
