@@ -31,7 +31,7 @@ has() { "$python" -c "import importlib.util as u, sys; sys.exit(any(u.find_spec(
 
 packages=$(mktemp -d)
 trap 'rm -rf "$packages"' EXIT
-out=${OUT:-$packages}
+out=${OUT:-$([[ -n $dry ]] && echo "$packages" || echo benchmark/results)}
 mkdir -p "$out"
 if [[ -n ${WHEELS-} ]]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$packages" "$WHEELS"/*.whl
@@ -65,7 +65,7 @@ failed=()
 stage() { # seconds, name, command
   local seconds=$1 name=$2
   shift 2
-  [[ -z $dry ]] || seconds=$((6 * seconds)) # in the interpreter, on few cores
+  [[ -z $dry ]] || seconds=$((20 * seconds)) # in the interpreter, on few cores
   echo "==> [${SECONDS} s] $name"
   timeout "$seconds" "$@" || failed+=("$name")
 }
@@ -105,8 +105,9 @@ serve() {
     tests "GPU tests beside sglang" -m gpu test/kernels/test_gpu_{producers,rows}.py
   fi
   local minutes=6
-  [[ -z $dry ]] || minutes=36
-  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" --minutes "$minutes" $dry
+  [[ -z $dry ]] || minutes=120
+  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" \
+    --logs "${OUT:-$packages}" --minutes "$minutes" $dry
 }
 
 "$command"

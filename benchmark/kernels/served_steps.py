@@ -1,6 +1,6 @@
 """Decode steps of a served model in Llama-3-8B's shape: stock, this policy, page scores, tiered pages.
 
-    python benchmark/kernels/served_steps.py --out FILE
+    python benchmark/kernels/served_steps.py --out FILE --logs FOLDER
 
 Each arm is a server of its own, with dummy weights, no tokenizer and torch's samplers. Each shape is a number
 of requests, each with a context of its own of random tokens. A step is the time between two tokens of one
@@ -26,11 +26,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
+import torch
 import typer
 
 LLAMA_8B = {
@@ -119,7 +121,6 @@ CPU = Setting(
     ("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4", "--sleep-on-idle"),
     {
         "default": ("--kv-policy", "default", "--max-total-tokens", "4096"),
-        "importance": (*REUSE_ALONE, "--max-total-tokens", "4096"),
         "tiered": (
             *(
                 *TIERED,
@@ -132,6 +133,7 @@ CPU = Setting(
             ),
             *("--max-total-tokens", "4096"),
         ),
+        "importance": (*REUSE_ALONE, "--max-total-tokens", "4096"),
         "torch_native": (
             *("--kv-policy", "importance", "--kv-importance-source", "torch_native"),
             *("--max-total-tokens", "4096"),
@@ -179,12 +181,12 @@ def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        while not answers(url):
+        while not answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 what = "did not answer in time" if process.poll() is None else "ended"
                 last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-12:]
                 raise RuntimeError(f"the server {what}: " + " | ".join(last))
-            time.sleep(0.5)
+            time.sleep(1)
         yield url
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -194,9 +196,10 @@ def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
                 process.wait(10)
 
 
-def answers(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health", timeout=20).status_code == 200
+def answers(port: int) -> bool:
+    """Whether a server listens, which it does when all is loaded, and says that it is well."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
     return False
 
 
@@ -232,14 +235,23 @@ def arrivals(url: str, prompt: list[int], deadline: float) -> list[tuple[float, 
 
 
 def measured(url: str, prompts: list[list[int]], deadline: float) -> dict[str, Any]:
-    """Steps while all requests decode.
+    """Steps of requests that are sent together.
 
     Raises:
-        RuntimeError: they never did, or an answer is not whole in time.
+        RuntimeError: they do not decode together, or an answer is not whole in time.
     """
     began = time.monotonic()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers_of_all = list(pool.map(lambda prompt: arrivals(url, prompt, deadline), prompts))
+        came = list(pool.map(lambda prompt: arrivals(url, prompt, deadline), prompts))
+    return {"all_first_tokens_s": max(each[0][0] for each in came) - began, **steps_of(came)}
+
+
+def steps_of(answers_of_all: list[list[tuple[float, int]]]) -> dict[str, Any]:
+    """Steps while all requests decode, from when pieces came and how many tokens with them.
+
+    Raises:
+        RuntimeError: they never did.
+    """
     start = max(came[0][0] for came in answers_of_all)
     end = min(came[-1][0] for came in answers_of_all)
     gaps, tokens = [], 0
@@ -255,11 +267,10 @@ def measured(url: str, prompts: list[list[int]], deadline: float) -> dict[str, A
         raise RuntimeError("the requests did not decode together")
     low, median, high = (1e3 * cut for cut in (statistics.quantiles(gaps, n=20)[i] for i in (0, 9, 18)))
     return {
-        "all_first_tokens_s": start - began,
         "step_ms": median,
         "step_ms_5": low,
         "step_ms_95": high,
-        "steps": len(gaps) // len(prompts),
+        "steps": len(gaps) // len(answers_of_all),
         "tokens_per_s": tokens / (end - start),
     }
 
@@ -289,8 +300,14 @@ def rows_of_arm(
             yield shape | measured(url, prompts_of(context, together, vocabulary, seed=number), deadline)
 
 
+def facts() -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    return {"device": device, "torch": torch.__version__, "sglang": version("sglang")}
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Lines of JSON are added there.")],
+    logs: Annotated[Path, typer.Option(help="Folder for what the servers say.")],
     dry_run: Annotated[bool, typer.Option(help="Tiny shapes on a CPU.")] = False,
     minutes: Annotated[float, typer.Option(help="For all arms together.")] = 6,
     only: Annotated[list[str] | None, typer.Option(help="Of the arms; several.")] = None,
@@ -310,10 +327,11 @@ def main(
             print(line, file=lines, flush=True)
             print(line, flush=True)
 
+        write(facts())
         for number, arm in enumerate(arms):
             now = time.monotonic()
-            deadline = now + (ends - now) / (len(arms) - number)
-            log = out.with_name(f"{out.stem}-{arm}.log")
+            deadline = ends if dry_run else now + (ends - now) / (len(arms) - number)
+            log = logs / f"served-{arm}.log"
             try:
                 for row in rows_of_arm(arm, setting, Path(folder), log, deadline, ends):
                     write(row)
