@@ -2,7 +2,8 @@
 
     python scripts/gpu/carry.py {kernels,serve} FOLDER
 
-For Python 3.12 on x86-64, without what beside CUDA and torch is expected there (CONTRIBUTING.md, "On a GPU").
+For Python 3.12 on x86-64. CUDA and torch, with what is usual beside them (transformers, torchvision, numba,
+aiohttp, httpx, uvloop, pytest), are expected there.
 """
 
 from __future__ import annotations
