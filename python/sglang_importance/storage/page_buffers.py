@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.mem_cache.pool_host import mha
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from sgl_importance.storage.page_record import HEADER_BYTES
@@ -32,6 +31,8 @@ HALF_ALIGNMENT = 4096
 @contextmanager
 def _no_kernels_built() -> Iterator[None]:
     """On CUDA a host pool builds the kernels that copy its rows to a device, where these never go."""
+    from sglang.srt.mem_cache.pool_host import mha  # which the HTTP process does not need
+
     asked = ("can_use_hicache_jit_kernel", "can_use_write_back_jit_kernel")
     kept = {name: getattr(mha, name) for name in asked}
     try:
