@@ -19,7 +19,11 @@ COMMANDS = ("kernels", "serve")
 MOST_BYTES = 60 * 2**20
 """Of the tracked files and the folder together: what may travel."""
 GLIBC = ("2_34", "2_28", "2_24", "2_17")
-LEFT_OUT = ("sglang/multimodal_gen/", "sglang/test/", "sglang/srt/rust_extensions/_")
+LEFT_OUT = (
+    "sglang/multimodal_gen/",
+    "sglang/test/",
+    *(f"sglang/srt/rust_extensions/_{name}." for name in ("server", "grpc", "multimodal")),
+)
 """Of sglang: diffusion, its tests, and servers in Rust, which it falls back from; two thirds of the wheel."""
 
 

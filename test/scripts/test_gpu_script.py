@@ -43,7 +43,7 @@ def test_a_slim_wheel_installs_and_lacks_what_is_left_out(
     monkeypatch.syspath_prepend(GPU)
     import carry
 
-    kept, left_out = "sglang/srt/kept.py", f"{carry.LEFT_OUT[0]}big.py"
+    kept, left_out = "sglang/srt/rust_extensions/__init__.py", "sglang/srt/rust_extensions/_server.so"
     information = "sglang-0.0.0.dist-info"
     files = {
         kept: "VALUE = 1\n",
