@@ -1,47 +1,38 @@
 #!/usr/bin/env bash
-# Runs the kernels on a machine with a GPU: their tests, a decode step over tiered pages, then the kernel benchmark, in
-# less than nine minutes. No stage keeps the next from running, and what has been measured is written at once.
-#   bash scripts/gpu.sh carry FOLDER   here, with a network: wheels into FOLDER that the kernels need where there is none
-#   bash scripts/gpu.sh [kernels]      there. WHEELS=FOLDER installs them into a folder of their own first,
-#                                      PYTHON=... chooses the Python, OUT=... the folder for results
-#   bash scripts/gpu.sh --dry-run      the same way without a GPU: proves the script, its times mean nothing
-# Needs a Python with torch, triton, typer and rich; the kernel benchmark also nvcc and flashinfer-python (0.6.18, which
-# sglang 0.5.21 brings); the tests pytest and hypothesis, and all but five files of them sglang==0.5.21. What cannot run
-# for want of them is named at the end.
+# What a machine with a GPU is to show, as two commands of less than nine minutes each. Neither needs a network, no stage
+# keeps the next from running, tests come first, and what has been measured is written at once.
+#   bash scripts/gpu.sh [kernels]      tests of the kernels, a decode step over tiered pages, the kernel benchmark
+#   bash scripts/gpu.sh serve          a served model in an 8B shape: stock, this policy, tiered pages, page scores
+#   bash scripts/gpu.sh carry {kernels,serve} FOLDER   elsewhere, with a network: the wheels that a command needs
+# --dry-run behind a command takes the same way without a GPU: it proves the script, its times mean nothing.
+# WHEELS=FOLDER installs the wheels into a folder of their own first, PYTHON=... chooses the Python (3.12 for wheels that
+# were carried), OUT=... the folder for results.
+# Needs a Python with torch, triton, typer, rich, pytest and hypothesis, and nvcc; `kernels` also flashinfer-python (0.6.18,
+# which sglang 0.5.21 brings), `serve` sglang==0.5.21. What cannot run for want of them is named at the end.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
-benchmark=(--minutes 3)
-[[ -z ${OUT-} ]] || { mkdir -p "$OUT"; benchmark+=(--out "$OUT/kernels.json"); }
 die() {
   echo "error: $*" >&2
   exit 1
 }
 
-most_mib=60 # what may travel: the tracked files and the wheels together
-if [[ ${1-} == carry ]]; then
-  [[ -n ${2-} ]] || die "carry wants a folder: bash scripts/gpu.sh carry FOLDER"
-  "$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-    --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
-    --platform manylinux2014_x86_64 -d "$2" flashinfer-python==0.6.18 apache-tvm-ffi==0.1.11
-  bytes=$(($(git ls-files -z | du --files0-from=- -cb | tail -n 1 | cut -f 1) + $(du -sb "$2" | cut -f 1)))
-  echo "tracked files and wheels: $((bytes / 2 ** 20)) MiB"
-  ((bytes <= most_mib * 2 ** 20)) || die "more than $most_mib MiB"
-  exit
-fi
+command=kernels
+case ${1-} in
+  carry) shift && exec "$python" scripts/gpu/carry.py "$@" ;;
+  kernels | serve) command=$1 && shift ;;
+esac
 dry=
-[[ ${1-} == kernels ]] && shift
-if [[ ${1-} == --dry-run ]]; then
-  dry=1
-  [[ -n ${OUT-} ]] || benchmark+=(--out "${TMPDIR:-/tmp}/sgl_importance_dry_run.json")
-  benchmark+=(--dry-run)
-fi
+[[ ${1-} != --dry-run ]] || { dry=--dry-run && shift; }
+(($# == 0)) || die "unknown argument '$1': give kernels, serve or carry, and --dry-run behind the first two"
 
 has() { "$python" -c "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in sys.argv[1:]))" "$@"; }
 
 packages=$(mktemp -d)
 trap 'rm -rf "$packages"' EXIT
+out=${OUT:-$([[ -n $dry ]] && echo "$packages" || echo benchmark/results)}
+mkdir -p "$out"
 if [[ -n ${WHEELS-} ]]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$packages" "$WHEELS"/*.whl
 fi
@@ -55,37 +46,70 @@ fi
 # The folder kernels/ is imported under the package's name.
 ln -s "$PWD/kernels" "$packages/sgl_importance_kernels"
 
+# What is built on this machine is linked with -lcudart and -lcuda: one folder with both, wherever they lie.
+if [[ -z $dry ]] && nvcc=$(command -v nvcc); then
+  export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
+  mkdir "$packages/lib"
+  for name in cudart cuda; do
+    library=$({ find -L "$CUDA_HOME" -name "lib$name.so*"; ldconfig -p | awk "/lib$name\.so/ {print \$NF}"; } 2>/dev/null | sed -n 1p)
+    [[ -z $library ]] || ln -s "$library" "$packages/lib/lib$name.so"
+  done
+  export LIBRARY_PATH=$packages/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
+  FLASHINFER_CUDA_ARCH_LIST=${FLASHINFER_CUDA_ARCH_LIST:-$("$python" -c 'import torch
+major, minor = torch.cuda.get_device_capability()
+print(f"{major}.{minor}" + "a" * (major >= 9))')}
+  export FLASHINFER_CUDA_ARCH_LIST
+fi
+
 failed=()
 stage() { # seconds, name, command
   local seconds=$1 name=$2
   shift 2
+  [[ -z $dry ]] || seconds=$((20 * seconds)) # in the interpreter, on few cores
   echo "==> [${SECONDS} s] $name"
   timeout "$seconds" "$@" || failed+=("$name")
 }
 left_out() { echo "==> left out: $1"; failed+=("$1"); }
+# Without 5: none of a file's tests is for a GPU.
+tests() { stage 120 "$1" bash -c '"$@" || (($? == 5))' _ "$python" -m pytest -q -p no:cacheprovider "${@:2}"; }
 
-no_sglang=(test/kernels/test_step_kernels.py test/kernels/test_tiered_kernels.py test/kernels/test_qk_probe.py test/kernels/test_logit_reduction.py)
-if ! has pytest hypothesis; then
-  left_out "GPU tests, which need pytest and hypothesis"
-elif [[ -n $dry ]]; then
-  # One of each kernel of a step, in Triton's interpreter.
-  TRITON_INTERPRET=1 stage 270 "tests in the interpreter" "$python" -m pytest -q -p no:cacheprovider -m "not gpu" \
-    test/kernels/test_step_kernels.py -k "frames or equal or number"
-else
-  files=("${no_sglang[@]}")
-  has sglang && files=(test/kernels/test_*.py)
-  has sglang || left_out "the other files of test/kernels, which need sglang==0.5.21"
-  # 5: none of its tests is for a GPU
-  stage 150 "GPU tests" bash -c '"$@" || (($? == 5))' _ "$python" -m pytest -q -p no:cacheprovider -m gpu "${files[@]}"
-fi
-steps=()
-[[ -z ${OUT-} ]] || steps+=(--out "$OUT/pages_step.json")
-[[ -z $dry ]] || steps+=(--dry-run)
-stage 100 "a decode step over tiered pages" "$python" -W ignore benchmark/sparse/step.py ${steps[@]+"${steps[@]}"}
-if [[ -n $dry ]] || { has flashinfer && command -v nvcc >/dev/null; }; then
-  stage 240 "build, check and time the kernels" "$python" -W ignore benchmark/kernels/run.py "${benchmark[@]}"
-else
-  left_out "benchmark/kernels/run.py, which needs nvcc and flashinfer-python"
-fi
+kernels() {
+  if ! has pytest hypothesis; then
+    left_out "GPU tests, which need pytest and hypothesis"
+  elif [[ -n $dry ]]; then
+    # One of each kernel of a step.
+    TRITON_INTERPRET=1 tests "tests in the interpreter" -m "not gpu" test/kernels/test_step_kernels.py -k "frames or equal or number"
+  else
+    tests "GPU tests" -m gpu test/kernels/test_{step_kernels,tiered_kernels,qk_probe,logit_reduction}.py
+  fi
+  stage 100 "a decode step over tiered pages" "$python" -W ignore benchmark/sparse/step.py --out "$out/pages_step.json" $dry
+  if [[ -n $dry ]] || { has flashinfer && command -v nvcc >/dev/null; }; then
+    stage 240 "build, check and time the kernels" "$python" -W ignore benchmark/kernels/run.py --minutes 3 --out "$out/kernels.json" $dry
+  else
+    left_out "benchmark/kernels/run.py, which needs nvcc and flashinfer-python"
+  fi
+}
+
+serve() {
+  has sgl_kernel || export PYTHONPATH="$PYTHONPATH:$PWD/scripts/gpu/stand_ins" SGLANG_IS_FLASHINFER_AVAILABLE=false \
+    SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1
+  has sglang || die "$python has no sglang: install sglang==0.5.21, or carry it (WHEELS)"
+  has sglang_importance || die "this tree is not on the path of $python"
+  "$python" scripts/gpu/announce.py "$packages"
+  export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+  if ! has pytest hypothesis; then
+    left_out "tests, which need pytest and hypothesis"
+  elif [[ -n $dry ]]; then
+    tests "tests beside sglang" -m "not gpu" test/kernels/test_reserved_memory.py
+  else
+    tests "GPU tests beside sglang" -m gpu test/kernels/test_gpu_{producers,rows}.py
+  fi
+  local minutes=6
+  [[ -z $dry ]] || minutes=120
+  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" \
+    --logs "${OUT:-$packages}" --minutes "$minutes" $dry
+}
+
+"$command"
 ((${#failed[@]} == 0)) || die "$(printf '%s; ' "${failed[@]}")see above"
 echo "==> [${SECONDS} s] all passed"

@@ -35,7 +35,7 @@ STORE, RECORDINGS = "/path/on/a/fast/disk", ("recordings/mine", "recording")
 NOT_RUN = {
     "bash scripts/serve.sh": "test/scripts runs it; the server here has its flags",
     "kubectl apply": "needs a cluster; test/scripts/test_deploy.py builds and checks what it would send",
-    "bash scripts/gpu.sh": "needs a GPU; test/kernels has its refusals and a dry run of its benchmark",
+    "bash scripts/gpu.sh": "needs a GPU; test/kernels and test/scripts have its refusals and its parts",
     "bash scripts/nightly.sh": "takes two hours; test/scripts has its parts",
     "bash scripts/versions.sh": "installs another release of sglang, which takes minutes and the network",
     "bash scripts/test.sh": "it is what runs this test",

@@ -189,6 +189,23 @@ def test_long_pages_span_both_halves_of_a_slot() -> None:
         assert staging.record_bytes - HEADER_BYTES - page_bytes < 2 * 4096
 
 
+def test_no_kernel_is_built_for_rows_that_no_device_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sglang.srt.mem_cache.pool_host.mha as pools
+
+    asked = []
+    for name in ("can_use_hicache_jit_kernel", "can_use_write_back_jit_kernel"):
+        monkeypatch.setattr(pools, name, lambda name=name, **_: asked.append(name))
+    monkeypatch.setattr(pools, "_is_cuda", True)
+    make_pool("page_first")
+    assert asked, "upstream builds none any more"
+    asked.clear()
+    staging = StagingPool(2, 4096, allocator="default", pin_memory=False)
+    assert not asked
+    assert not staging.pool.can_use_jit
+    make_pool("page_first")
+    assert asked, "the pool of the model has lost its kernels"
+
+
 def test_a_bit_of_the_v_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sglang_importance.storage.page_buffers as staging
 

@@ -75,6 +75,7 @@ NIGHTLY = {
     ),
     "compilers and packages": (
         "test/kernels/test_flashinfer_compiles.py",
+        "test/kernels/test_score_kernels_compile.py",
         "test/kernels/test_triton_compiles.py",
         "test/scripts/test_release.py",
         "test/serve/test_interpreted_producers.py",

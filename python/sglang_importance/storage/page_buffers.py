@@ -8,6 +8,8 @@ page of KV cache. A read that comes too late lands there too, and not in host me
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,22 @@ from sglang_importance.upstream.differences import host_pool
 
 # Direct I/O wants each half of a record on pages of the operating system.
 HALF_ALIGNMENT = 4096
+
+
+@contextmanager
+def _no_kernels_built() -> Iterator[None]:
+    """On CUDA a host pool builds the kernels that copy its rows to a device, where these never go."""
+    from sglang.srt.mem_cache.pool_host import mha  # which the HTTP process does not need
+
+    asked = ("can_use_hicache_jit_kernel", "can_use_write_back_jit_kernel")
+    kept = {name: getattr(mha, name) for name in asked}
+    try:
+        for name in asked:
+            setattr(mha, name, lambda **_: False)
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(mha, name, function)
 
 
 class StagingPool:
@@ -52,9 +70,10 @@ class StagingPool:
             enable_memory_saver=False,
             enable_alt_stream=False,
         )
-        self.pool = host_pool(
-            device, float(slots), 1, "page_first", pin_memory=pin_memory, allocator=allocator
-        )
+        with _no_kernels_built():
+            self.pool = host_pool(
+                device, float(slots), 1, "page_first", pin_memory=pin_memory, allocator=allocator
+            )
         self.pool.kv_buffer.zero_()
         self._data: NDArray[np.uint8] = self.pool.kv_buffer.numpy().reshape(2, -1, self._half)
         assert self._data.shape[1] >= slots

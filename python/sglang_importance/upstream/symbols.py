@@ -250,6 +250,8 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
         "allocator_type, *, device_capacity_tokens, start_layer, end_layer, draft_buffer_infos, "
         "write_back_staging, pool_label, head_group_num, host_token_capacity",
     ),
+    f"{_CACHE}.pool_host.mha.can_use_hicache_jit_kernel": None,
+    f"{_CACHE}.pool_host.mha.can_use_write_back_jit_kernel": None,
     f"{_CACHE}.hicache_storage.HiCacheStorageExtraInfo.prefix_keys": None,
     f"{_CACHE}.storage.StorageBackendFactory.create_backend": (
         "backend_name, storage_config, mem_pool_host, **kwargs"

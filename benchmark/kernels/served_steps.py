@@ -1,0 +1,346 @@
+"""Decode steps of a served model in Llama-3-8B's shape: stock, this policy, page scores, tiered pages.
+
+    python benchmark/kernels/served_steps.py --out FILE --logs FOLDER
+
+Each arm is a server of its own, with dummy weights, no tokenizer and torch's samplers. Each shape is a number
+of requests, each with a context of its own of random tokens. A step is the time between two tokens of one
+request while all of them decode; ``tokens_per_s`` counts all of them. A line of JSON is added behind each
+shape, and one that says why where an arm fails. --dry-run takes the same way on a CPU with a tiny model: it
+proves the script, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import torch
+import typer
+
+LLAMA_8B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+    "torch_dtype": "bfloat16",
+}
+TINY_LLAMA = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "rope_theta": 10_000.0,
+    "torch_dtype": "float32",
+}
+SAME_OF_ALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+SERVED = (
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--sampling-backend", "pytorch"),
+    *("--grammar-backend", "none", "--page-size", "16", "--host", "127.0.0.1"),
+)
+STEPS = 64
+"""Tokens of each answer behind the first."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is served and asked: on a GPU, or to rehearse it on a CPU.
+
+    Args:
+        config: fields of the model's configuration.
+        flags: of every server.
+        arms: of the servers, the flags that tell them apart.
+        shapes: tokens of a context and number of requests; None is as many as fit the pool, up to 16.
+    """
+
+    config: dict[str, Any]
+    flags: tuple[str, ...]
+    arms: dict[str, tuple[str, ...]]
+    shapes: tuple[tuple[int, int | None], ...]
+
+
+REUSE_ALONE = ("--kv-policy", "importance", "--kv-importance-source", "none")
+TIERED = (
+    "--kv-policy",
+    "importance",
+    "--kv-residency",
+    "tiered",
+    "--kv-sparse-selector",
+    "bits",
+    "--disable-cuda-graph",
+)
+MOST_REQUESTS = 16
+GPU = Setting(
+    LLAMA_8B,
+    ("--attention-backend", "triton", "--max-running-requests", str(MOST_REQUESTS)),
+    {
+        "default": ("--kv-policy", "default"),
+        "importance": REUSE_ALONE,
+        "tiered": (
+            *(*TIERED, "--kv-sparse-budget", "2048", "--kv-device-tokens", str(2 * MOST_REQUESTS * 2048)),
+            *("--max-total-tokens", str(MOST_REQUESTS * (32_768 + 2 * STEPS))),
+        ),
+        "triton": (
+            *("--kv-policy", "importance", "--kv-importance-source", "triton"),
+            *("--cuda-graph-backend-prefill", "disabled"),
+        ),
+    },
+    ((8192, 1), (8192, 16), (32_768, 1), (32_768, None)),
+)
+CPU = Setting(
+    TINY_LLAMA,
+    ("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4", "--sleep-on-idle"),
+    {
+        "default": ("--kv-policy", "default", "--max-total-tokens", "4096"),
+        "tiered": (
+            *(
+                *TIERED,
+                "--kv-sparse-budget",
+                "64",
+                "--kv-sparse-min-context",
+                "64",
+                "--kv-device-tokens",
+                "1200",
+            ),
+            *("--max-total-tokens", "4096"),
+        ),
+        "importance": (*REUSE_ALONE, "--max-total-tokens", "4096"),
+        "torch_native": (
+            *("--kv-policy", "importance", "--kv-importance-source", "torch_native"),
+            *("--max-total-tokens", "4096"),
+        ),
+    },
+    ((256, 1), (1024, None)),
+)
+
+
+# ---- a server ----
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(SAME_OF_ALL | config, indent=1))
+
+
+def environment() -> dict[str, str]:
+    """That of a server: it imports one family of models, where sglang would import two hundred."""
+    found = find_spec("sglang")
+    assert found is not None
+    assert found.origin is not None
+    models = (Path(found.origin).parent / "srt/models").glob("*.py")
+    others = sorted(path.stem for path in models if path.stem not in ("__init__", "llama"))
+    return {**os.environ, "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others)}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
+    """The address of a server that answers, which is ended behind the block.
+
+    Raises:
+        RuntimeError: it ended, or did not answer before the deadline; with the end of its log.
+    """
+    port = free_port()
+    command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *flags, "--port", str(port)]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment()
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                what = "did not answer in time" if process.poll() is None else "ended"
+                last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-12:]
+                raise RuntimeError(f"the server {what}: " + " | ".join(last))
+            time.sleep(1)
+        yield url
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+
+def answers(port: int) -> bool:
+    """Whether a server listens, which it does when all is loaded, and says that it is well."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+    return False
+
+
+# ---- steps ----
+
+
+def arrivals(url: str, prompt: list[int], deadline: float) -> list[tuple[float, int]]:
+    """When each piece of an answer came, and how many tokens had come with it.
+
+    Raises:
+        RuntimeError: the answer is not whole before the deadline.
+    """
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": STEPS + 1, "ignore_eos": True},
+        "stream": True,
+    }
+    came: list[tuple[float, int]] = []
+    with httpx.stream(
+        "POST", f"{url}/generate", json=body, timeout=max(1.0, deadline - time.monotonic())
+    ) as reply:
+        for line in reply.iter_lines():
+            if time.monotonic() > deadline:
+                break
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                if "meta_info" not in chunk:
+                    raise RuntimeError(f"answered {chunk}")
+                came.append((time.monotonic(), chunk["meta_info"]["completion_tokens"]))
+    if not came or came[-1][1] < STEPS + 1:
+        raise RuntimeError(f"{came[-1][1] if came else 0} of {STEPS + 1} tokens in time")
+    return came
+
+
+def measured(url: str, prompts: list[list[int]], deadline: float) -> dict[str, Any]:
+    """Steps of requests that are sent together.
+
+    Raises:
+        RuntimeError: they do not decode together, or an answer is not whole in time.
+    """
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        came = list(pool.map(lambda prompt: arrivals(url, prompt, deadline), prompts))
+    return {"all_first_tokens_s": max(each[0][0] for each in came) - began, **steps_of(came)}
+
+
+def steps_of(answers_of_all: list[list[tuple[float, int]]]) -> dict[str, Any]:
+    """Steps while all requests decode, from when pieces came and how many tokens with them.
+
+    Raises:
+        RuntimeError: they never did.
+    """
+    start = max(came[0][0] for came in answers_of_all)
+    end = min(came[-1][0] for came in answers_of_all)
+    gaps, tokens = [], 0
+    for came in answers_of_all:
+        within = [(at, count) for at, count in came if start <= at <= end]
+        tokens += within[-1][1] - within[0][1] if within else 0
+        gaps += [
+            (after - before) / (more - fewer)
+            for (before, fewer), (after, more) in itertools.pairwise(within)
+            if more > fewer
+        ]
+    if len(gaps) < 2:
+        raise RuntimeError("the requests did not decode together")
+    low, median, high = (1e3 * cut for cut in (statistics.quantiles(gaps, n=20)[i] for i in (0, 9, 18)))
+    return {
+        "step_ms": median,
+        "step_ms_5": low,
+        "step_ms_95": high,
+        "steps": len(gaps) // len(answers_of_all),
+        "tokens_per_s": tokens / (end - start),
+    }
+
+
+def prompts_of(context: int, requests: int, vocabulary: int, seed: int) -> list[list[int]]:
+    draws = random.Random(seed)
+    return [[draws.randrange(10, vocabulary) for _ in range(context)] for _ in range(requests)]
+
+
+def rows_of_arm(
+    arm: str, setting: Setting, model: Path, log: Path, deadline: float, ends: float
+) -> Iterator[dict[str, Any]]:
+    flags = ["--model-path", str(model), *SERVED, *setting.flags, *setting.arms[arm]]
+    starts = time.monotonic()
+    with server(flags, log, deadline) as url:
+        yield {"arm": arm, "started_s": time.monotonic() - starts}
+        pool_tokens = httpx.get(f"{url}/server_info", timeout=60).json()["max_total_num_tokens"]
+        vocabulary = setting.config["vocab_size"]
+        measured(url, prompts_of(64, 1, vocabulary, seed=0), ends)  # what a first request builds
+        for number, (context, requests) in enumerate(setting.shapes, start=1):
+            fitting = pool_tokens // (context + STEPS + 16)
+            together = min(MOST_REQUESTS, fitting) if requests is None else requests
+            shape = {"arm": arm, "context": context, "requests": together, "pool_tokens": pool_tokens}
+            if not 0 < together <= fitting or time.monotonic() > deadline:
+                yield shape | {"left_out": "does not fit" if together > fitting else "no time left"}
+                continue
+            yield shape | measured(url, prompts_of(context, together, vocabulary, seed=number), deadline)
+
+
+def facts() -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    return {"device": device, "torch": torch.__version__, "sglang": version("sglang")}
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Lines of JSON are added there.")],
+    logs: Annotated[Path, typer.Option(help="Folder for what the servers say.")],
+    dry_run: Annotated[bool, typer.Option(help="Tiny shapes on a CPU.")] = False,
+    minutes: Annotated[float, typer.Option(help="For all arms together.")] = 6,
+    only: Annotated[list[str] | None, typer.Option(help="Of the arms; several.")] = None,
+) -> None:
+    setting = CPU if dry_run else GPU
+    if unknown := sorted(set(only or []) - set(setting.arms)):
+        raise typer.BadParameter(f"{', '.join(unknown)} is not known: use one of {', '.join(setting.arms)}")
+    arms = only or list(setting.arms)
+    ends = time.monotonic() + 60 * minutes
+    failed = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, out.open("a") as lines:
+        write_model(Path(folder), setting.config)
+
+        def write(row: dict[str, Any]) -> None:
+            line = json.dumps(({"dry_run": True} if dry_run else {}) | row)
+            print(line, file=lines, flush=True)
+            print(line, flush=True)
+
+        write(facts())
+        for number, arm in enumerate(arms):
+            now = time.monotonic()
+            deadline = ends if dry_run else now + (ends - now) / (len(arms) - number)
+            log = logs / f"served-{arm}.log"
+            try:
+                for row in rows_of_arm(arm, setting, Path(folder), log, deadline, ends):
+                    write(row)
+            except (RuntimeError, httpx.HTTPError) as error:
+                failed.append(arm)
+                write({"arm": arm, "failed": str(error) or type(error).__name__})
+    if failed:
+        sys.exit(f"error: failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
