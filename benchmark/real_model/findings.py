@@ -9,6 +9,7 @@ that are there already are used again. Parameters stand here and nowhere else.
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 # ruff: noqa: E402
-from benchmark.real_model.recorded import Setting, observe, write_recording
+from benchmark.real_model.recorded import Observed, Setting, by_document, observe, write_recording
 from benchmark.results import RESULTS
 from benchmark.sparse.real.choosing import of_selector
 from benchmark.sparse.real_model import selector_of
@@ -160,14 +161,30 @@ def record(
     model: str,
 ) -> None:
     """Reads the requests once, and writes a recording for each setting."""
-    selector = of_selector(selector_of("bits", decoder)) if traffic.lists else None
-    found = observe(decoder, tokenizer, requests, traffic.settings, selector, SHARE)
-    observed = dict(track(found, description=name, total=len(requests)))
+    observed: dict[int, Observed] = {}
+    for document, places in track(by_document(requests).items(), description=name):
+        of_document = [requests[at] for at in places]
+        kept = recordings / f"{name}-{document}.pickle"
+        observed |= zip(places, observe_kept(decoder, tokenizer, traffic, of_document, kept), strict=True)
     in_order = [observed[at] for at in range(len(requests))]
     for at, (setting_name, setting) in enumerate(traffic.settings.items()):
         unfinished = recordings / f"{setting_name}.unfinished"
         write_recording(unfinished, model, setting_name, setting, in_order, lists=traffic.lists and at == 0)
         unfinished.rename(recordings / setting_name)
+
+
+def observe_kept(
+    decoder: Decoder, tokenizer: Tokenizer, traffic: Traffic, requests: Sequence[WorkloadRequest], kept: Path
+) -> list[Observed]:
+    """What a document's requests observe, from a file where an earlier run has written it."""
+    if kept.exists():
+        return list(pickle.loads(kept.read_bytes()))
+    selector = of_selector(selector_of("bits", decoder)) if traffic.lists else None
+    observed = observe(decoder, tokenizer, requests, traffic.settings, selector, SHARE)
+    unfinished = kept.with_suffix(".unfinished")
+    unfinished.write_bytes(pickle.dumps(observed))
+    unfinished.rename(kept)
+    return observed
 
 
 if __name__ == "__main__":

@@ -104,6 +104,14 @@ class Observed:
     lists: Sequence[Lists]
 
 
+def by_document(requests: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
+    """Places of the requests about each document; ids are "kind/document/number"."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, request in enumerate(requests):
+        found[request.id.split("/")[1]].append(at)
+    return found
+
+
 def observe(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -111,35 +119,33 @@ def observe(
     settings: Mapping[str, Setting],
     selector: Estimator | None,
     share: float,
-) -> Iterator[tuple[int, Observed]]:
-    """Every request, with its place among them; those about one document together.
+) -> list[Observed]:
+    """Requests about one document in order; what their prompts share is computed once.
 
     Args:
         decoder: the model.
         tokenizer: its own.
-        requests: with answers; ids name their documents: "kind/document/number".
+        requests: with answers.
         settings: by name.
         selector: whose choices are listed; None: every page was read.
         share: of the pages that it reads.
     """
-    of_document: dict[str, list[int]] = defaultdict(list)
-    for at, request in enumerate(requests):
-        of_document[request.id.split("/")[1]].append(at)
-    for members in of_document.values():
-        prompts = [tokenizer.encode(requests[at].prompt).ids for at in members]
-        shared = _shared(prompts)
-        prefill = Prefill(decoder, torch.tensor(prompts[0][:shared]), keeps_queries=True)
-        earlier: list[list[int]] = []
-        for at, prompt in zip(members, prompts, strict=True):
-            request = requests[at]
-            whole = tokenizer.encode(request.prompt + " " + request.answer.strip()).ids
-            answer = list(whole[len(prompt) :])[: request.max_tokens]
-            computed = len(prompt) - max((_cached(prompt, known) for known in earlier), default=0)
-            earlier.append([*prompt, *answer[:-1]])
-            reader = _Reader(decoder, prefill, len(prompt), selector, share)
-            reader.read(prompt[shared:], answer)
-            scores = {name: reader.scores(setting) for name, setting in settings.items()}
-            yield at, Observed(request, prompt, answer, computed, scores, reader.lists())
+    prompts = [tokenizer.encode(request.prompt).ids for request in requests]
+    shared = _shared(prompts)
+    prefill = Prefill(decoder, torch.tensor(prompts[0][:shared]), keeps_queries=True)
+    earlier: list[list[int]] = []
+    found = []
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.answer is not None
+        whole = tokenizer.encode(request.prompt + " " + request.answer).ids
+        answer = list(whole[len(prompt) :])[: request.max_tokens]
+        computed = len(prompt) - max((_cached(prompt, known) for known in earlier), default=0)
+        earlier.append([*prompt, *answer[:-1]])
+        reader = _Reader(decoder, prefill, len(prompt), selector, share)
+        reader.read(prompt[shared:], answer)
+        scores = {name: reader.scores(setting) for name, setting in settings.items()}
+        found.append(Observed(request, prompt, answer, computed, scores, reader.lists()))
+    return found
 
 
 class _Reader:

@@ -108,12 +108,6 @@ class SparseOptions:
         maximum=1,
         whole=False,
     )
-    prune: str = option(
-        "none",
-        help="reads fewer pages than the budget where the rest would matter little: 'topp:P' stops at a "
-        "share P of the estimated attention, 'blasst:L' leaves out pages without a key of at least L times "
-        "the largest estimated weight; 'none' uses the budget up",
-    )
     resident_bias: float = option(
         0.0,
         help="a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "

@@ -7,10 +7,10 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
+from benchmark.sparse.real.decoder import Decoder, Prefill
 from tokenizers import Tokenizer
 
 from benchmark.sparse.real.choosing import chosen_answers, exact_answers, of_selector
-from benchmark.sparse.real.decoder import Decoder, Prefill
 from benchmark.sparse.real.windows import Task, Window
 from benchmark.sparse.real_model import selector_of
 from sgl_importance.embedded_model import checkpoint_path
