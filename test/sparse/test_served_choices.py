@@ -7,7 +7,6 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
-from benchmark.sparse.real.decoder import Decoder, Prefill
 from tokenizers import Tokenizer
 
 from benchmark.sparse.real.choosing import chosen_answers, exact_answers, of_selector
@@ -15,6 +14,7 @@ from benchmark.sparse.real.windows import Task, Window
 from benchmark.sparse.real_model import selector_of
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 
 from support.served import script_server
 
