@@ -61,7 +61,6 @@ ONLY_READ = (
     "cpu_attention.py",
     "real_model/times.py",
     "real_model/findings.py",
-    "sparse/prune.py",
     "sparse/thought_budgets.py",
     "sparse/thoughts.py",
     "published.py",

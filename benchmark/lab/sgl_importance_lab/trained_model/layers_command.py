@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 
 from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
-from sgl_importance_lab.trained_model.calibration import CalibrationError, Found, calibrate
 from sgl_importance_lab.trained_model.decoder import Decoder, UnknownModel
+from sgl_importance_lab.trained_model.layer_choice import CalibrationError, Found, calibrate
 from sgl_importance_lab.trained_model.planted_questions import SHARE, Question, ask_document
 from sgl_importance_lab.workload.real_text import (
     Documents,

@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class LayerChoice:
     """
     Attributes:
         asked: questions.
@@ -59,7 +59,7 @@ class Calibration:
         return max(self.windows, key=lambda found: (found.together.value, found.window))
 
 
-def calibrate(questions: Sequence[Question], beside: Sequence[int] = ()) -> Calibration:
+def calibrate(questions: Sequence[Question], beside: Sequence[int] = ()) -> LayerChoice:
     """
     Args:
         questions: of one model.
@@ -74,7 +74,7 @@ def calibrate(questions: Sequence[Question], beside: Sequence[int] = ()) -> Cali
             f"the model answers {len(answered)} of {len(questions)} questions, and {FEWEST_ANSWERED} are "
             "needed: give more --documents, or shorter ones with --document-tokens"
         )
-    return Calibration(len(questions), len(answered), [_found(answered, beside, size) for size in WINDOWS])
+    return LayerChoice(len(questions), len(answered), [_found(answered, beside, size) for size in WINDOWS])
 
 
 def _found(answered: Sequence[Question], beside: Sequence[int], window: int) -> Found:
