@@ -90,7 +90,7 @@ TRAFFIC = {
 }
 SAME_SIGNAL = ("questions", "window-8", "window-1", "answering-layers")
 STUDIES: Mapping[str, Sequence[str]] = {
-    "h1": ("h1", "questions", "long"),
+    "h1": ("h1", "questions"),
     "h2": ("h2", "questions", "window-1", "answering-layers", "answering"),
     "g": ("g", "questions"),
     "g-answering": ("g", "answering"),
@@ -133,7 +133,7 @@ def main(
     command = Path(sys.executable).parent / "sgl-importance"
     for part, (study, *names) in STUDIES.items():
         (out / part).mkdir(parents=True, exist_ok=True)
-        options = ["--out", str(out / part)]
+        options = ["--out", str(out / part), "--no-figure"]
         if study in MIN_QUERIES:
             options += ["--min-queries", str(MIN_QUERIES[study])]
         if study == "sensitivity":
