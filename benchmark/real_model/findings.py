@@ -140,15 +140,21 @@ def main(
             options += ["--workload", str(recordings / "short.jsonl")]
         directories = [str(recordings / name) for name in names]
         subprocess.run([command, "study", study, *directories, *options], check=True)
-    for read, flags in (("wanted", ["--selected", str(SHARE)]), ("chosen", ["--chosen"])):
-        json_file = out / f"residency-{read}.json"
-        subprocess.run(
-            [
-                *(command, "replay", str(recordings / "long"), "--pages", "--policies", PAGE_POLICIES),
-                *(*flags, "--capacity-fraction", "0.12,0.2,0.4", "--json", str(json_file)),
-            ],
-            check=True,
-        )
+    subprocess.run(
+        [
+            *(
+                command,
+                "replay",
+                str(recordings / "long"),
+                "--pages",
+                "--policies",
+                PAGE_POLICIES,
+                "--chosen",
+            ),
+            *("--capacity-fraction", "0.12,0.2,0.4", "--json", str(out / "residency-chosen.json")),
+        ],
+        check=True,
+    )
 
 
 def record(

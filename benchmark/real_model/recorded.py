@@ -50,6 +50,8 @@ from sgl_importance_lab.workload.workload_request import WorkloadRequest
 PAGE = 16
 LISTED = 0.2
 """Of a context's pages, those that are listed as wanted."""
+LAYER_STEP = 6
+"""From one layer whose pages are listed to the next."""
 SIGNAL = SignalOptions()
 NAMESPACE = (None, None)
 POOL_TOKENS = 1 << 20  # so large that nothing is evicted
@@ -315,19 +317,24 @@ def _fold(number: int, serial: int, weight: float, rows: slice, scores: PageScor
 
 
 def _page_lists(number: int, forward_pass: int, lists: Lists, new_tokens: int) -> PageLists:
-    kept: dict[str, Any] = {"num_read": lists.num_read, "read": lists.read, "shares": lists.shares}
-    layers = len(lists.num_read)
-    kv_heads = len(lists.pages) // layers // max(1, int(LISTED * -(-lists.seq_len // PAGE)))
+    num_layers = len(lists.num_read)
+    listed = range(0, num_layers, LAYER_STEP)
+    wanted = max(1, int(LISTED * -(-lists.seq_len // PAGE)))
+    pages, mass = (part.reshape(num_layers, -1, wanted)[::LAYER_STEP] for part in (lists.pages, lists.mass))
+    ends = np.cumsum([max(0, count) for count in lists.num_read]).tolist()
+    chosen = [slice(ends[at] - max(0, lists.num_read[at]), ends[at]) for at in listed]
     return PageLists(
         number,
         forward_pass,
         lists.seq_len,
         new_tokens,
-        tuple(range(layers)),
-        kv_heads,
-        lists.pages,
-        lists.mass,
-        **kept,
+        tuple(listed),
+        pages.shape[1],
+        pages.reshape(-1),
+        mass.reshape(-1),
+        tuple(lists.num_read[at] for at in listed),
+        np.concatenate([lists.read[part] for part in chosen]),
+        np.concatenate([lists.shares[part] for part in chosen]),
     )
 
 

@@ -10,7 +10,6 @@ from scripts.rendering.figures import results
 
 _MODEL = "findings/smollm2"
 _SHOWN_LAYERS = (0, 12, 14, 17, 18, 20, 21, 22, 23, 24, 29)
-_POLICIES = ("lru", "bucketed_lru", "lfu", "ema", "importance", "random", "belady")
 
 Interval = tuple[float, float, float]
 
@@ -113,22 +112,40 @@ def trained_agreement_table() -> str:
 
 
 def trained_residency_table() -> str:
-    """Loads for each page read, in brackets of LRU's: by true attention and by what ``bits`` chose."""
+    """H3: loads for each page read, in brackets of LRU's, and attention on what was read."""
+    rows = trained_study("h3")["rows"]
+    kinds = list(dict.fromkeys(row["workload"] for row in rows))
+    cells = {(row["policy"], row["bias"], row["workload"]): row for row in rows}
     lines = []
-    shares = sorted({row["of_context"] for row in results(f"{_MODEL}/residency-wanted")})
-    for policy in _POLICIES:
-        line = [f"`{policy}`"]
-        for read in ("wanted", "chosen"):
-            rows = results(f"{_MODEL}/residency-{read}")
-            for share in shares:
-                own, lru = (
-                    next(r["loaded_share"] for r in rows if (r["policy"], r["of_context"]) == (name, share))
-                    for name in (policy, "lru")
-                )
-                line.append(f"{own:.3f} ({own / lru:.2f})")
-        lines.append(line)
-    heads = [f"{read}, room for {share:.0%}" for read in ("true attention", "`bits`") for share in shares]
-    return _table(["policy", *heads], lines)
+    for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows):
+        of_arm = [cells[policy, bias, kind] for kind in kinds]
+        loads = [f"{row['loaded']:.3f} ({row['of lru']:.2f})" for row in of_arm]
+        mass = " to ".join(f"{end(row['mass'] for row in of_arm):.3f}" for end in (min, max))
+        lines.append([f"`{policy}`", f"{bias:g}", *loads, mass])
+    heads = [f"{kind.partition(': ')[2]} ({cells['lru', 0.0, kind]['requests']})" for kind in kinds]
+    return _table(["policy", "bias", *heads, "attention read"], lines)
+
+
+def trained_chosen_table() -> str:
+    """Loads for each page that ``bits`` chose, in brackets of LRU's."""
+    rows = results(f"{_MODEL}/residency-chosen")
+    shares = sorted({row["of_context"] for row in rows})
+    cells = {(row["policy"], row["of_context"]): row["loaded_share"] for row in rows}
+    return _table(
+        ["policy", *(f"room for {share:.0%}" for share in shares)],
+        [
+            [
+                f"`{policy}`",
+                *(f"{cells[policy, at]:.3f} ({cells[policy, at] / cells['lru', at]:.2f})" for at in shares),
+            ]
+            for policy in dict.fromkeys(row["policy"] for row in rows)
+        ],
+    )
+
+
+def prune_windows() -> int:
+    """Windows of text that pruning was measured on."""
+    return int(results("pages_prune")["rows"][0]["windows"])
 
 
 def prune_table() -> str:

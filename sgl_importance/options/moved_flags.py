@@ -24,7 +24,7 @@ _GONE = {
     "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
     "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
     "--kv-importance-auto-pins": "leave it out, and pin by 'sgl-importance pin' or the hint retain",
-    "--kv-sparse-prune": "lower --kv-sparse-budget instead: it loses no more at as many pages",
+    "--kv-sparse-prune": "leave it out, and lower --kv-sparse-budget where fewer pages will do",
     "--kv-sparse-dense-layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
 }
 
