@@ -112,18 +112,42 @@ def trained_agreement_table() -> str:
 
 
 def trained_residency_table() -> str:
-    """H3: loads for each page read, in brackets of LRU's, and attention on what was read."""
-    rows = trained_study("h3")["rows"]
-    kinds = list(dict.fromkeys(row["workload"] for row in rows))
-    cells = {(row["policy"], row["bias"], row["workload"]): row for row in rows}
+    """Loads for each page read, and loads and attention of LRU's, of two layers of the trained model."""
     lines = []
-    for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows):
-        of_arm = [cells[policy, bias, kind] for kind in kinds]
-        loads = [f"{row['loaded']:.3f} ({row['of lru']:.2f})" for row in of_arm]
-        mass = " to ".join(f"{end(row['mass'] for row in of_arm):.3f}" for end in (min, max))
-        lines.append([f"`{policy}`", f"{bias:g}", *loads, mass])
-    heads = [f"{kind.partition(': ')[2]} ({cells['lru', 0.0, kind]['requests']})" for kind in kinds]
-    return _table(["policy", "bias", *heads, "attention read"], lines)
+    for row in results(f"{_MODEL}/h3/h3_layers_12_18")["rows"]:
+        ratios = [
+            _interval({**row[name], name: row[name]["value"]}, name) for name in ("of_lru", "mass_of_lru")
+        ]
+        of_kinds = [f"{row[kind]:.2f}" for kind in ("records", "repeats")]
+        lines.append(
+            [
+                f"`{row['policy']}`",
+                f"{row['bias']:g}",
+                f"{row['loaded']:.3f}",
+                ratios[0],
+                *of_kinds,
+                ratios[1],
+            ]
+        )
+    return _table(
+        [
+            "policy",
+            "bias",
+            "loaded of read",
+            "of LRU's",
+            "records alone",
+            "repeats alone",
+            "attention, of LRU's",
+        ],
+        lines,
+    )
+
+
+def trained_loads(policy: str, bias: float = 0.0, what: str = "of_lru") -> Interval:
+    """Loads of a policy in parts of LRU's; or ``mass_of_lru``, attention on what it read."""
+    rows = results(f"{_MODEL}/h3/h3_layers_12_18")["rows"]
+    (found,) = (row[what] for row in rows if (row["policy"], row["bias"]) == (policy, bias))
+    return found["value"], found["low"], found["high"]
 
 
 def trained_chosen_table() -> str:

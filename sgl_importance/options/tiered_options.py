@@ -41,7 +41,7 @@ class TieredOptions:
         whole=False,
     )
     policy: ResidencyPolicy = option(
-        "ema",
+        "lru",
         help="which page leaves the device for one that a selector chose: the least recently read ('lru'; "
         "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one "
         "that was chosen for the least attention of late ('importance')",
