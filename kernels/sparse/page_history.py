@@ -13,7 +13,7 @@ NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
 
 DECAY = 0.95
-"""What is left of a choice after each pass: what ``ema`` and ``importance`` go by, and what the live page shows."""
+"""What is left of a choice after each pass: ``ema`` and ``importance`` go by it, the live page shows it."""
 
 
 class PageHistory:
