@@ -218,8 +218,8 @@ class _Reader:
         if self._selector is not None:
             self._chosen.append(self._choices(layer, known[generated][1:] * scale, all_keys))
         seen = torch.arange(len(all_keys)) <= torch.arange(len(prefill.keys[layer]), len(all_keys))[:, None]
-        by_head = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
-        outputs = torch.nn.functional.scaled_dot_product_attention(*by_head, attn_mask=seen, enable_gqa=True)
+        q, k, v = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
+        outputs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return outputs[0].transpose(0, 1)
 
     def _choices(

@@ -80,8 +80,8 @@ def _ask(decoder: Decoder, prefill: Prefill, asked: list[int], answer: list[int]
             )
         )
         seen = torch.arange(len(all_keys)) <= torch.arange(before, len(all_keys))[:, None]
-        by_head = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
-        outputs = torch.nn.functional.scaled_dot_product_attention(*by_head, attn_mask=seen, enable_gqa=True)
+        q, k, v = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
+        outputs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return outputs[0].transpose(0, 1)
 
     tokens = torch.tensor([*asked, *answer[:-1]])
