@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
 def layers_command(
     model: Annotated[
         Path, typer.Argument(parser=some_path, help="Folder of a model of the Llama architecture.")
