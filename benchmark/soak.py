@@ -37,7 +37,7 @@ class Arm:
     """What one process soaks.
 
     Attributes:
-        auto_pins: whether nodes are pinned by what attention said.
+        uses_g: whether attention moves the ranking.
         recorded: whether a recording is written beside, and added up at the end. Its table of page numbers
             grows until a segment is full, so memory is judged where nothing is recorded.
     """
@@ -45,16 +45,16 @@ class Arm:
     kind: str
     write_policy: str
     share: float
-    auto_pins: bool = False
+    uses_g: bool = False
     recorded: bool = False
 
 
 ARMS = (
     Arm("importance", "write_through", 0.2),
-    Arm("importance", "write_through", 0.1, auto_pins=True),
-    Arm("importance", "write_through_selective", 0.2, auto_pins=True),
+    Arm("importance", "write_through", 0.1, uses_g=True),
+    Arm("importance", "write_through_selective", 0.2, uses_g=True),
     Arm("importance", "write_back", 0.1),
-    Arm("importance", "write_back", 0.1, auto_pins=True),
+    Arm("importance", "write_back", 0.1, uses_g=True),
     Arm("observe", "write_through", 0.2),
     Arm("importance", "write_through", 0.1, recorded=True),
 )
@@ -101,7 +101,7 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
             arm.kind,
             arm.write_policy,
             seed=seed,
-            auto_pins=arm.auto_pins,
+            uses_g=arm.uses_g,
             record_to=record_to,
         )
         for _ in soak.run(operations, check_every=CHECK_EVERY, idle_every=IDLE_EVERY):
@@ -120,7 +120,7 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
         "mode": "tree",
         "policy": arm.kind,
         "write_policy": arm.write_policy,
-        "auto_pins": arm.auto_pins,
+        "uses_g": arm.uses_g,
         "recorded": arm.recorded,
         "operations": operations,
         "seconds": round(time.perf_counter() - start, 1),
@@ -171,7 +171,7 @@ def main(
     shown = (
         "mode",
         "policy",
-        "auto_pins",
+        "uses_g",
         "operations",
         "seconds",
         "rss_mib",

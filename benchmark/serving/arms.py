@@ -9,8 +9,6 @@ from typing import Any
 
 from benchmark.serving.workloads import Workload
 
-from support.config_file import config_flags
-
 PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 STOCK = "stock LRU"  # what every ratio is to
 OURS = "ours"
@@ -71,7 +69,6 @@ ARMS: dict[str, Arm] = {
     "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
-    "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", *config_flags(pins={"auto": "on"})),
 }
 
 

@@ -39,13 +39,13 @@ from benchmark.sparse.real.choosing import (
     finds,
     of_selector,
 )
-from benchmark.sparse.real.decoder import Decoder, Prefill, UnknownModel
 from benchmark.sparse.real.summary import KINDS, shown, summaries
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from sgl_importance_kernels.sparse.bit_tables import KeyStatistics, calibration_tokens
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_lab.selectors.registry import ALL_SELECTORS
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill, UnknownModel
 
 PAGE = 16
 BF16_BYTES = 2

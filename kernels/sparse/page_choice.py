@@ -19,24 +19,13 @@ class ChoiceRule:
     Attributes:
         sink_tokens: first tokens of a context; their pages are always read.
         window_tokens: last tokens of a context, likewise.
-        top_p: the best pages are read until each query finds this share of its estimated attention; 1 for
-            as many as the budget allows (Twilight, Lin et al., 2025).
-        least_share: pages are left out where no query expects a key whose weight is this share of its
-            largest; 0 for none (BLASST, 2025).
         resident_bias: a resident page's share counts (1 + this)-fold; above 0, answers depend on what is
             resident.
     """
 
     sink_tokens: int
     window_tokens: int
-    top_p: float = 1.0
-    least_share: float = 0.0
     resident_bias: float = 0.0
-
-    @property
-    def prunes(self) -> bool:
-        """Whether fewer pages may be read than the budget allows."""
-        return self.top_p < 1 or self.least_share > 0
 
     def num_sinks(self, page_size: int) -> int:
         """First pages that are always read."""
@@ -60,13 +49,11 @@ class Limits:
     Attributes:
         is_complete: whether there is a complete page, bool [rows, most pages].
         is_forced: whether it is read whatever the budget, bool [rows, most pages].
-        num_forced: [rows, 1].
         count: complete pages that may be read, [rows, 1].
     """
 
     is_complete: torch.Tensor
     is_forced: torch.Tensor
-    num_forced: torch.Tensor
     count: torch.Tensor
 
 
@@ -80,7 +67,7 @@ class Contexts:
         max_pages: the budget of each, [rows]; every row has more pages than that.
         most_chosen: largest number of complete pages that a row may read.
         page_size: tokens per page.
-        num_read: pages that a row reads where nothing prunes, on the host; empty where nobody asks.
+        num_read: pages that a row reads, on the host; empty where nobody asks.
 
     What follows from these is computed once: every layer of a step asks for it.
     """
@@ -149,7 +136,7 @@ class Contexts:
         is_partial = (self.num_tokens % size > 0).long()[:, None]
         num_forced = is_forced.sum(dim=1, keepdim=True)
         count = torch.maximum(self.max_pages[:, None] - is_partial, num_forced)
-        return Limits(is_complete, is_forced, num_forced, count)
+        return Limits(is_complete, is_forced, count)
 
 
 def _num_chosen(rule: ChoiceRule, num_tokens: int, max_pages: int, page_size: int) -> int:
@@ -182,7 +169,6 @@ def choose_pages(
     """
     most_pages, limits = logits.shape[2], contexts.limits(rule)
     is_complete, is_forced = (part[:, :most_pages] for part in (limits.is_complete, limits.is_forced))
-    num_forced, count = limits.num_forced, limits.count
 
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)
@@ -191,16 +177,7 @@ def choose_pages(
     values, indices = scores.topk(contexts.most_chosen, dim=1)
 
     rank = torch.arange(contexts.most_chosen, device=logits.device)
-    by_query = indices[:, None].expand(-1, logits.shape[1], -1)
-    if rule.top_p < 1:
-        within = (rank < count)[:, None]
-        covered = log_shares.gather(2, by_query).exp().where(within, 0.0).cumsum(dim=2).amin(dim=1)
-        reached = ((covered < rule.top_p) & (rank < count)).sum(dim=1, keepdim=True) + 1
-        count = torch.minimum(count, torch.maximum(reached, num_forced))
-    is_chosen = (rank < count) & (values > -math.inf)
-    if rule.least_share > 0:
-        weights = logits.gather(2, by_query) - logits.amax(dim=2, keepdim=True)
-        is_chosen &= (weights >= math.log(rule.least_share)).any(dim=1) | values.isposinf()
+    is_chosen = (rank < limits.count) & (values > -math.inf)
     chosen = torch.where(is_chosen, indices, most_pages).sort(dim=1).values
     is_chosen = chosen < most_pages
     chosen = chosen.clamp(max=most_pages - 1)

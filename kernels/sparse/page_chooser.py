@@ -81,7 +81,7 @@ class PageChooser:
         """The pages that each of many requests reads with one token; counts nothing.
 
         What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
-        the device where the selector goes by a ``product``; it is two launches where the rule does not prune.
+        the device where the selector goes by a ``product``; it is two launches where the rule has no bias.
 
         Args:
             layer: index among the pool's layers.

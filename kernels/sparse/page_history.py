@@ -13,7 +13,7 @@ NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
 
 DECAY = 0.95
-"""What is left of a choice after each pass, under ``ema`` and ``importance``."""
+"""What is left of a choice after each pass: ``ema`` and ``importance`` go by it, the live page shows it."""
 
 
 class PageHistory:
@@ -33,7 +33,7 @@ class PageHistory:
         self, policy: Residency, num_layers: int, num_pages: int, device: torch.device | str
     ) -> None:
         self._policy = policy
-        self._decay = {"lfu": 1.0, "ema": DECAY, "importance": DECAY}.get(policy, 0.0)
+        self._decay = 1.0 if policy == "lfu" else DECAY
         self._choices = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
         self._last = torch.full((num_layers, num_pages), NEVER, dtype=torch.int32, device=device)
 
@@ -44,8 +44,8 @@ class PageHistory:
 
     @property
     def log_decay(self) -> float:
-        """Binary logarithm of what is left of choices after a pass; of nothing, a number far below."""
-        return math.log2(self._decay) if self._decay else -1e9
+        """Binary logarithm of what is left of choices after a pass."""
+        return math.log2(self._decay)
 
     def tables(self, layer: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Passes of last reads, int32, and choices as of these, float32; [layers, pages], or a layer's."""

@@ -15,7 +15,6 @@ from sgl_importance.options.store_options import StoreOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance.options.trace_options import TraceOptions
 from sgl_importance.postgres_url import url_problem
-from sgl_importance.sparse.prune import Prune
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +103,6 @@ class ImportanceOptions:
 
     def _contradictions(self) -> list[str]:
         problems = []
-        if self.pins.auto == "on" and not self.use_importance:
-            problems.append(
-                f"{name_of('pins.auto')} rests on what attention said: it needs {name_of('g')} to be 'on'"
-            )
         if self.trace.pages and not self.trace.directory:
             problems.append(f"{name_of('trace.pages')} needs {name_of('trace.directory')}: name a directory")
         if self.store.tiers and not self.store.directory:
@@ -131,10 +126,6 @@ class ImportanceOptions:
 
     def _sparse_problems(self) -> list[str]:
         problems = []
-        try:
-            Prune.parse(self.sparse.prune)
-        except ValueError as error:
-            problems.append(f"{name_of('sparse.prune')} {error}")
         if self.sparse.audit_missed_page < 1 and not self.sparse.audit_interval:
             problems.append(
                 f"{name_of('sparse.audit_missed_page')} needs audits: give {name_of('sparse.audit_interval')}"

@@ -9,7 +9,6 @@ _NEW_PLACES = {
     "--kv-importance-sink-tokens": ("signal", "sink_tokens = N"),
     "--kv-importance-local-tokens": ("signal", "local_tokens = N"),
     "--kv-importance-half-life-queries": ("signal", "half_life_queries = X"),
-    "--kv-importance-auto-pins": ("pins", 'auto = "on"'),
     "--kv-importance-trace-detail": ("trace", 'detail = "steps"'),
     "--kv-importance-trace-megabytes": ("trace", "megabytes = N"),
     "--kv-importance-trace-pages": ("trace", "pages = X"),
@@ -17,7 +16,6 @@ _NEW_PLACES = {
     "--kv-importance-ledger-megabytes": ("ledger", "megabytes = N"),
     "--kv-importance-prewarm-seconds": ("prewarm", "seconds = N"),
     "--kv-residency-policy": ("tiered", 'policy = "lru"'),
-    "--kv-sparse-prune": ("sparse", 'prune = "topp:P"'),
     "--kv-sparse-resident-bias": ("sparse", "resident_bias = X"),
     "--kv-sparse-audit-missed-page": ("sparse", "audit_missed_page = X"),
 }
@@ -25,6 +23,8 @@ _GONE = {
     "--kv-importance-gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
     "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
     "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
+    "--kv-importance-auto-pins": "leave it out, and pin by 'sgl-importance pin' or the hint retain",
+    "--kv-sparse-prune": "leave it out, and lower --kv-sparse-budget where fewer pages will do",
     "--kv-sparse-dense-layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
 }
 

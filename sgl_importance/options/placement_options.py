@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from sgl_importance.options.setting import option
 
-AutoPins = Literal["off", "on"]
 Switch = Literal["on", "off"]
 PrewarmAt = Literal["off", "start", "idle"]
 
@@ -26,13 +25,6 @@ class PinOptions:
         maximum=1,
         whole=False,
         cost="room of unpinned text, as far as pins hold it",
-    )
-    auto: AutoPins = option(
-        "off",
-        help="'on' pins what many distinct queries attended to, within what the budget has left; needs "
-        "--kv-importance-g on; no measurement has shown that it helps",
-        choices=get_args(AutoPins),
-        cost="room of unpinned text, within the budget of pins",
     )
 
 

@@ -20,7 +20,8 @@ class SignalOptions:
     )
     layers: tuple[int, ...] = option(
         (),
-        help="attention layers that emit; 'auto' leaves the choice to the producer",
+        help="attention layers that emit; 'auto' leaves the choice to the producer. The laboratory's "
+        "'sgl-importance layers' finds those of a model that look at an answer",
         unit="layer index",
         minimum=0,
         cost="page scores in each layer named",

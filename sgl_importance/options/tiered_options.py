@@ -41,7 +41,7 @@ class TieredOptions:
         whole=False,
     )
     policy: ResidencyPolicy = option(
-        "ema",
+        "lru",
         help="which page leaves the device for one that a selector chose: the least recently read ('lru'; "
         "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one "
         "that was chosen for the least attention of late ('importance')",
@@ -107,12 +107,6 @@ class SparseOptions:
         minimum=0,
         maximum=1,
         whole=False,
-    )
-    prune: str = option(
-        "none",
-        help="reads fewer pages than the budget where the rest would matter little: 'topp:P' stops at a "
-        "share P of the estimated attention, 'blasst:L' leaves out pages without a key of at least L times "
-        "the largest estimated weight; 'none' uses the budget up",
     )
     resident_bias: float = option(
         0.0,

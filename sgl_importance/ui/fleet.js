@@ -6,7 +6,7 @@ import { Poll } from "./poll.js";
 import { request } from "./request.js";
 
 const TIERS = { device: "Device", host: "Host memory", storage: "Storage" };
-const SOURCES = { requested: "the operator", hinted: "a request", automatic: "attention" };
+const SOURCES = { requested: "the operator", hinted: "a request" };
 
 const poll = new Poll(round, showLive);
 

@@ -60,6 +60,7 @@ ONLY_READ = (
     "sparse/text.py",
     "cpu_attention.py",
     "real_model/times.py",
+    "real_model/findings.py",
     "sparse/thought_budgets.py",
     "sparse/thoughts.py",
     "published.py",

@@ -144,7 +144,6 @@ def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
         "environment": dict(arm.env),
         "policy": options.policy,
         "g": options.g if options.use_importance else "off",
-        "pins": options.pins.budget if options.pins.auto == "on" else 0,
         "prewarm": options.prewarm.at if options.ledger_place else "off",
     }
 

@@ -101,8 +101,7 @@ class PlainTable:
         """The pages that are brought; what they cannot push out stays."""
         for page in set(pages):
             age = self.now - self.last.get(page, -2)
-            fading = 0.95**age if self.policy in ("ema", "importance") else float(age == 0)
-            self.choices[page] = self.choices.get(page, 0.0) * fading
+            self.choices[page] = self.choices.get(page, 0.0) * 0.95**age
             self.last[page] = self.now
         for page in pages if is_chosen else ():
             self.choices[page] += 0.25 if self.policy == "importance" else 1.0

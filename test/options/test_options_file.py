@@ -41,7 +41,7 @@ def test_every_option_has_a_flag_or_a_key_and_no_two_share_one() -> None:
         ("[signal]\ninterval = 0", "signal.interval of --kv-importance-config must be a whole"),
         ("[signal]\nlayers = ['a']", "signal.layers of --kv-importance-config must be a whole"),
         ("[signal", "is no TOML file: "),
-        ("[pins]\nauto = 'on'", "rests on what attention said: it needs --kv-importance-g to be 'on'"),
+        ("[sparse]\naudit_missed_page = 0.5", "needs audits: give --kv-sparse-audit-interval"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_with_the_cure(tmp_path: Path, text: str, problem: str) -> None:

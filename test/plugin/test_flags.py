@@ -72,16 +72,14 @@ def test_flags_and_file_reach_the_options(parse: Parse) -> None:
     server_args = parse(
         *("--kv-policy", "observe", "--kv-importance-source", "torch_native"),
         *("--kv-importance-g", "on", "--kv-importance-pin-budget", "0.1"),
-        *config_flags(
-            signal={"interval": 3, "layers": [2, 0], "half_life_queries": 1.5}, pins={"auto": "on"}
-        ),
+        *config_flags(signal={"interval": 3, "layers": [2, 0], "half_life_queries": 1.5}),
     )
     assert _options(server_args) == ImportanceOptions(
         policy="observe",
         source="torch_native",
         g="on",
         signal=SignalOptions(interval=3, layers=(0, 2), half_life_queries=1.5),
-        pins=PinOptions(budget=0.1, auto="on"),
+        pins=PinOptions(budget=0.1),
     )
 
 

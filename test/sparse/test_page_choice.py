@@ -18,8 +18,6 @@ rules = st.builds(
     ChoiceRule,
     sink_tokens=st.integers(0, 9),
     window_tokens=st.integers(0, 9),
-    top_p=st.sampled_from((0.5, 0.9, 1.0)),
-    least_share=st.sampled_from((0.0, 0.1)),
 )
 rows = st.lists(st.tuples(st.integers(SIZE, 25 * SIZE), st.integers(0, 20)), min_size=1, max_size=4)
 
@@ -72,18 +70,6 @@ def defined(logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule) ->
     forced = sum(map(is_forced, range(complete)))
     count = max(budget - (tokens % SIZE > 0), forced)
     best = sorted(range(complete), key=worth, reverse=True)[:count]
-    while (
-        rule.top_p < 1
-        and len(best) > max(forced, 1)
-        and all(sum(row[page] for page in best[:-1]) >= rule.top_p * sum(row) for row in weights)
-    ):
-        best.pop()
-    if rule.least_share:
-        best = [
-            page
-            for page in best
-            if is_forced(page) or any(row[page] >= rule.least_share * max(row) for row in weights)
-        ]
     return {page: shares[page] for page in sorted(best)}
 
 

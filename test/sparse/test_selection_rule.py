@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
-from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SelectionRule, TokenSpan, read_all, selection_rule
 
 PAGE = 4
@@ -72,15 +71,6 @@ def test_spans_of_a_prompt_end_with_their_page_and_generated_tokens_stand_alone(
 def test_a_budget_is_whole_pages(budget: float, context: int, pages: int) -> None:
     rule = SelectionRule(prompt_tokens=1, first=1, budget=budget, page_size=PAGE)
     assert rule.max_pages(context) == pages
-
-
-@pytest.mark.parametrize("text", ["topp", "topp:1", "topp:x", "blasst:0", "blasst:nan", "other:0.5", ""])
-def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"sparse\.prune of --kv-importance-config must be 'none', 'topp:P' or 'blasst:L'"
-    ):
-        ImportanceOptions(sparse=SparseOptions(prune=text))
-    assert Prune.parse("topp:0.9") == Prune("topp", 0.9)
 
 
 def test_a_selector_needs_tiered_pages() -> None:

@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmark.sparse.real.choosing import chosen_answers, exact_answers, of_selector
-from benchmark.sparse.real.decoder import Decoder, Prefill
 from benchmark.sparse.real.windows import Task, Window
 from benchmark.sparse.real_model import selector_of
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 
 from support.served import script_server
 

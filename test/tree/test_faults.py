@@ -108,8 +108,8 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
 ) -> None:
     calls = break_call(monkeypatch, owner, method, number)
     victims = check_victims(monkeypatch)
-    auto_pins = kind == "importance"
-    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, auto_pins=auto_pins, counts_objects=False)
+    uses_g = kind == "importance"
+    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, uses_g=uses_g, counts_objects=False)
     for _ in soak.run(OPERATIONS, check_every=25, idle_every=100):
         pass  # upstream's own check runs whenever the cache is idle, and KV is looked at when it is found
     state = soak.driver.component.state

@@ -15,7 +15,7 @@ OPERATIONS = 2_500
 
 
 @pytest.mark.parametrize(
-    ("kind", "write_policy", "auto_pins"),
+    ("kind", "write_policy", "uses_g"),
     [
         ("importance", "write_through", False),
         ("importance", "write_through", True),
@@ -25,10 +25,8 @@ OPERATIONS = 2_500
         ("observe", "write_through", False),
     ],
 )
-def test_a_long_mixed_history_keeps_all_accounts_in_step(
-    kind, write_policy, auto_pins, tmp_path: Path
-) -> None:
-    soak = Soak(kind, write_policy, seed=11, record_to=tmp_path, auto_pins=auto_pins)
+def test_a_long_mixed_history_keeps_all_accounts_in_step(kind, write_policy, uses_g, tmp_path: Path) -> None:
+    soak = Soak(kind, write_policy, seed=11, record_to=tmp_path, uses_g=uses_g)
     for _ in soak.run(OPERATIONS, check_every=50, idle_every=500):
         counted = soak.checkpoints[-1]
         # The tree's root and upstream's sentinels have no metadata of ours.

@@ -5,19 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import PinOptions
-from sgl_importance.options.signal_options import SignalOptions
 from sgl_importance.placement.pins.pin import HALF_LIFE_REQUESTS, Pin
 from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import PAGE, TreeDriver
-from support.drivers.tree_requests import pages, path_of, prompt, serve
+from support.drivers.tree_requests import path_of, prompt, serve
 
 POOL = 256
 
@@ -251,40 +249,3 @@ def test_pins_hold_after_a_restart(driver: TreeDriver, make_driver):
     serve(restarted, tokens)
     scan(restarted, 10 * POOL)
     assert resident(restarted, tokens) == len(tokens)
-
-
-# ---- automatic pins ----
-
-
-def ask_often(driver: TreeDriver, document: list[int], questions: int) -> None:
-    serve(driver, document)
-    for serial in range(questions):
-        # All attention on the document's last pages.
-        body = np.array([0.0] * (len(document) // PAGE - 2) + [1.0, 1.0, 0.0])
-        serve(driver, document + prompt(5000 + 100 * serial, 1), prefill=body)
-
-
-@pytest.mark.parametrize("automatic", ["on", "off"])
-def test_what_many_queries_attend_to_is_pinned_only_where_that_is_on(make_driver, automatic):
-    options = ImportanceOptions(
-        policy="importance",
-        g="on",
-        pins=PinOptions(auto=automatic),
-        signal=SignalOptions(half_life_queries=1000),
-    )
-    driver = make_driver(tokens=POOL, options=options)
-    document = prompt(0, 8)
-    serve(driver, document[: 6 * PAGE], prefill=pages(1, 1, 1, 1, 1, 1))
-    ask_often(driver, document, questions=12)
-    pinned = [list(held.tokens) for held in driver.component.pins.current()]
-    assert pinned == ([document] if automatic == "on" else [])
-    scan(driver, 10 * POOL)
-    if automatic == "on":
-        assert resident(driver, document) == len(document)
-    driver.cache.reset()
-    assert driver.component.pins.current() == []
-
-
-def test_automatic_pins_need_g():
-    with pytest.raises(ValueError, match="rests on what attention said"):
-        ImportanceOptions(policy="importance", pins=PinOptions(auto="on"))

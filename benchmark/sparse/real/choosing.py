@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from benchmark.sparse.real.decoder import Decoder, Prefill
 from benchmark.sparse.real.windows import Task, Window
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS, SelectionRule
 from sgl_importance_kernels.sparse.layer_pages import LayerPages
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
 from sgl_importance_kernels.sparse.selectors.selector import Selector
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 
 Grain = Literal["layer", "head"]
 Estimates = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -115,7 +115,7 @@ def _choice_kernel(
 
 def can_choose(rule: ChoiceRule, contexts: Contexts) -> bool:
     """Whether the kernel knows the rule, and holds the contexts."""
-    return not rule.prunes and not rule.resident_bias and contexts.pages.shape[1] <= MOST_PAGES
+    return not rule.resident_bias and contexts.pages.shape[1] <= MOST_PAGES
 
 
 def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[torch.Tensor, torch.Tensor]:

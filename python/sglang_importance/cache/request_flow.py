@@ -288,7 +288,6 @@ class RequestFlow:
         if self._folding.fold(req, query, path, slot, is_finished=is_finished):
             for node in path:
                 self._body_mass.update(node)
-        self._pins.folded(path)
         if is_finished and self._recorder is not None:
             state.faults.beside(
                 FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock, answer_end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -13,14 +12,12 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
-from sgl_importance.placement.pins.automatic_pins import deserves_pin
 from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pins.pin_table import PinTable
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 _PINNED_BY = {
     PinSource.REQUESTED: "asked_for",
     PinSource.HINTED: "hinted",
-    PinSource.AUTOMATIC: "automatic",
 }
 
 
@@ -154,7 +150,6 @@ class Pinning:
     def reset(self) -> None:
         """The tree was emptied. Pins that were asked for stay, and hold again when their text returns."""
         self._unsettled.clear()
-        self.table.remove_automatic()
 
     def admitted(self, hits: Iterable[UnifiedTreeNode]) -> None:
         """A request was admitted that found these nodes in the cache; takes effect with ``settle``."""
@@ -165,24 +160,6 @@ class Pinning:
             if self._tree.metadata(node).pin_octaves:
                 changed += self.table.used(self._tree.end_digest(node), self._state.policy.clock)
         self._settle_later(changed)
-
-    def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
-        """Attention was folded into these nodes: pins those that deserve it, where automatic pins are on."""
-        if self._state.options.pins.auto == "off":
-            return
-        deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
-        if not any(deserving):
-            return
-        covered = path[: len(path) - deserving[::-1].index(True)]
-        key = key_of(covered[-1])
-        name = f"auto-{self._tree.end_digest(covered[-1]).hex()}"
-        if self.table.get(name) is not None:
-            return
-        self.let_time_pass()
-        tokens = array("q")
-        for node in covered:
-            tokens.extend(key_of(node).raw_token_ids())
-        self._add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
 
     def _settle_later(self, changed: Iterable[Pin]) -> None:
         self._unsettled.update((pin.pin_id, pin) for pin in changed)

@@ -40,7 +40,6 @@ class DecodeStep:
             partial, comes first, and -1 behind the others.
         last_tokens: tokens of the last page, [spans].
         contexts: what they choose from; None where they read everything in every layer.
-        chosen: how many pages they have chosen so far, over layers, [spans].
     """
 
     spans: Sequence[Span]
@@ -48,7 +47,6 @@ class DecodeStep:
     everything: torch.Tensor
     last_tokens: torch.Tensor
     contexts: Contexts | None
-    chosen: torch.Tensor
 
     @classmethod
     def of(
@@ -85,5 +83,4 @@ class DecodeStep:
                 contexts,
                 [span.choice.max_pages for span in spans if span.choice is not None],
             ),
-            chosen=torch.zeros_like(rows),
         )

@@ -16,7 +16,6 @@ from sglang.srt.runtime_context import get_parallel, get_schedule
 from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
-from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
@@ -157,12 +156,9 @@ def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[Pa
     """What makes steps read chosen pages, and the layers whose steps do."""
     pool = model_runner.token_to_kv_pool
     assert isinstance(pool, TieredKVPool), "sglang built another pool"
-    prune = Prune.parse(options.sparse.prune)
     rule = ChoiceRule(
         sink_tokens=SINK_TOKENS,
         window_tokens=WINDOW_TOKENS,
-        top_p=prune.bound if prune.kind == "topp" else 1.0,
-        least_share=prune.bound if prune.kind == "blasst" else 0.0,
         resident_bias=options.sparse.resident_bias,
     )
     slots, representations = pool.slots, pool.slots.representations

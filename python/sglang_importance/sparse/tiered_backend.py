@@ -213,8 +213,6 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         if selects and step.contexts is not None:
             assert self._chooser is not None
             pages, shares = self._chooser.choose_step(index, queries, step.rows, layer.scaling, step.contexts)
-            if self._chooser.rule.prunes:
-                step.chosen.add_((pages >= 0).sum(dim=1))
         places = slots.place(index, pages, shares)
         log_sums = attend_step(
             slots, index, queries, step.rows, places, step.last_tokens, layer.scaling, results
@@ -247,14 +245,9 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 slots.traffic.selected += selected
 
     def _num_chosen(self, step: DecodeStep) -> list[int] | list[None]:
-        """Pages that each row of a step has chosen, over layers; None where it read all.
-
-        They are asked of the device only where a rule prunes: else the budget says it.
-        """
+        """Pages that each row of a step has chosen, over layers; None where it read all."""
         if step.contexts is None or self._chooser is None:
             return [None] * len(step.spans)
-        if self._chooser.rule.prunes:
-            return step.chosen.tolist()
         layers = len(self._selecting_layers)
         return [layers * pages for pages in step.contexts.num_read]
 

@@ -89,6 +89,6 @@ function strip(node) {
 function pinList(node, actions) {
   if (!node.pins.length) return null;
   return el("ul", { class: "pins", "aria-label": "Pins on this node" }, node.pins.map((pin) => el("li", {},
-    el("span", {}, `Pinned, first ${plural(pin.tokens, "token")}${pin.source === "automatic" ? " (automatic)" : ""}`),
+    el("span", {}, `Pinned, first ${plural(pin.tokens, "token")}`),
     el("button", { type: "button", "data-key": `unpin-${pin.pin_id}`, onclick: () => actions.unpin(pin) }, "Unpin"))));
 }

@@ -19,7 +19,6 @@ const REASONS = {
   flushed: "the cache was emptied",
   asked_for: "the operator asked for it",
   hinted: "a request asked to retain its prompt",
-  automatic: "many queries looked at it",
   restored: "it was held before the restart",
   unpinned: "the operator unpinned it",
   expired: "its lifetime is over",

@@ -12,7 +12,6 @@ from sgl_importance.options.importance_options import SETTINGS, ImportanceOption
 _WITHOUT_GROUP = ("", "signal")
 _NAMES = {
     "pins.budget": "pin_budget",
-    "pins.auto": "auto_pins",
     "trace.directory": "trace",
     "store.directory": "store",
     "store.max_bytes": "store_bytes",

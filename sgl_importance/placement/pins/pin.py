@@ -27,7 +27,6 @@ class PinSource(IntEnum):
 
     REQUESTED = 0  # by the operator's route
     HINTED = 1  # by a hint of an ordinary request
-    AUTOMATIC = 2  # by ``deserves_pin``
 
 
 class PinEnd(StrEnum):
@@ -37,9 +36,8 @@ class PinEnd(StrEnum):
     EXPIRED = "expired"  # its lifetime is over
     UNUSED = "unused"  # without a lifetime, and no request used it
     SUPERSEDED = "superseded"  # by a hint for the same text or more of it, for no shorter
-    MADE_ROOM = "made_room"  # when one more came: nearest to its end (hinted), unused longest (automatic)
+    MADE_ROOM = "made_room"  # when one more came: hinted, and nearest to its end
     SESSION_OVER = "session_over"  # hinted, and the only session that asked for it said so
-    FLUSHED = "flushed"  # automatic, and the cache was emptied
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +50,7 @@ class Pin:
         extra_key: namespace of its requests, beside the salt.
         cache_salt: namespace of its requests, and the tenant whose budget it spends.
         expires_at: Unix time at which it ends; None where only disuse ends it.
-        source: operator, hint or automatic.
+        source: operator or hint.
         session: the only one whose requests asked for it; None where others did, or none.
         last_used: clock of the last admitted request that found one of its pages in the cache.
         digests: chained digest of each page.

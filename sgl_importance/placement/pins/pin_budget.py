@@ -14,9 +14,9 @@ def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> int:
 
     The budget is divided equally among the tenants (cache salts) that hold requested pins; an unused
     part of a share is not lent to another, so no tenant's pins can cost another tenant a page. Hinted pins
-    have no claim on it: their tenants divide the pages that requested ones leave, those of automatic pins
-    the rest. Within a share the oldest pins come first, each from its first page on, so a later pin never
-    weakens an earlier one of its tenant. Pages in common are paid for once.
+    have no claim on it: their tenants divide the pages that requested ones leave. Within a share the oldest
+    pins come first, each from its first page on, so a later pin never weakens an earlier one of its tenant.
+    Pages in common are paid for once.
 
     Args:
         tier: the tier whose pages are divided.

@@ -13,7 +13,6 @@ MAX_PINS_PER_TENANT = 1024
 MAX_HINTED_PINS = 1024
 HINTED_BUDGETS = 2
 """Times the budget of all tiers that hinted pins may be: what is granted, and as much that waits for room."""
-MAX_AUTOMATIC_PINS = 256
 
 
 class PinRefused(ImportanceError, ValueError):
@@ -32,8 +31,6 @@ def check_room(pin: Pin, held: Iterable[Pin], *, largest_tier: int, max_hinted: 
     Raises:
         PinRefused: there is no room for it.
     """
-    if pin.source is PinSource.AUTOMATIC:
-        return
     rivals = [other for other in held if other.source is pin.source]
     theirs = [other for other in rivals if other.tenant == pin.tenant]
     if not theirs and len({other.tenant for other in rivals}) >= MAX_TENANTS:
@@ -60,20 +57,17 @@ def check_room(pin: Pin, held: Iterable[Pin], *, largest_tier: int, max_hinted: 
 
 
 def making_room(pin: Pin, held: Iterable[Pin], *, max_hinted: int) -> list[Pin]:
-    """The pins that end for one more: hinted ones nearest to their end, or the automatic one unused longest.
+    """The pins that end for one more: of a hinted one, hinted ones nearest to their end.
 
     Args:
         pin: to be taken in.
         held: every other pin, oldest first.
         max_hinted: most tokens of all hinted pins.
     """
+    if pin.source is not PinSource.HINTED:
+        return []
     rivals = [other for other in held if other.source is pin.source]
-    match pin.source:
-        case PinSource.HINTED:
-            return beyond_bounds(rivals, max_hinted - len(pin.tokens), newcomers=1)
-        case PinSource.AUTOMATIC if len(rivals) >= MAX_AUTOMATIC_PINS:
-            return [min(rivals, key=lambda other: other.last_used)]
-    return []
+    return beyond_bounds(rivals, max_hinted - len(pin.tokens), newcomers=1)
 
 
 def beyond_bounds(hinted: Collection[Pin], max_tokens: int, *, newcomers: int = 0) -> list[Pin]:

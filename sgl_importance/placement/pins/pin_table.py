@@ -174,11 +174,6 @@ class PinTable:
             self._pages.setdefault(digest, _Page(index, [])).pins.append(pin)
         return changed
 
-    def remove_automatic(self) -> list[Pin]:
-        """Ends every automatic pin: the attention that they were chosen by is forgotten."""
-        names = [pin.pin_id for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
-        return [self._drop(name, PinEnd.FLUSHED) for name in names] + self._settle()
-
     def used(self, digest: bytes, clock: int) -> list[Pin]:
         """An admitted request found the page in the cache: the decay of its pins starts anew."""
         changed = []
@@ -229,7 +224,7 @@ class PinTable:
     # ---- across a restart ----
 
     def requested(self) -> list[Pin]:
-        """The pins that outlive a server, oldest first; automatic and hinted ones come anew."""
+        """The pins that outlive a server, oldest first; hinted ones come anew."""
         return [pin for pin in self._pins.values() if pin.source is PinSource.REQUESTED]
 
     def restore(self, pins: Iterable[Pin]) -> list[Pin]:

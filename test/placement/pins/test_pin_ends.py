@@ -15,7 +15,7 @@ PAGE = 4
 
 
 def test_the_end_of_a_pin_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pin_room, "MAX_AUTOMATIC_PINS", 1)
+    monkeypatch.setattr(pin_room, "MAX_HINTED_PINS", 1)
     table = PinTable(PAGE, 0.2, {Tier.DEVICE: 100 * PAGE})
     told = []
     table.on_ended = lambda pin, why: told.append((pin.pin_id, why))
@@ -26,19 +26,18 @@ def test_the_end_of_a_pin_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
     for name in ("unpinned", "replaced", "unused"):
         add(name)
     add("expired", expires_at=60.0)
-    add("pushed out", source=PinSource.AUTOMATIC)
-    add("flushed", 50, source=PinSource.AUTOMATIC)
+    add("pushed out", source=PinSource.HINTED, expires_at=50.0)
+    add("hinted", 50, source=PinSource.HINTED, expires_at=60.0)
     table.remove("unpinned")
     table.remove("replaced", PinEnd.SUPERSEDED)
-    table.remove_automatic()
     table.advance(0, 60.0)
     table.advance(8 * HALF_LIFE_REQUESTS, 60.0)
     assert told == [
         ("pushed out", "made_room"),
         ("unpinned", "unpinned"),
         ("replaced", "superseded"),
-        ("flushed", "flushed"),
         ("expired", "expired"),
+        ("hinted", "expired"),
         ("unused", "unused"),
     ]
     assert len(table) == 0

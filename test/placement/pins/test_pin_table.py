@@ -64,7 +64,6 @@ steps = st.lists(
         st.tuples(st.just("remove"), st.integers(0, 5)),
         st.tuples(st.just("pass"), st.integers(0, 2 * HALF_LIFE_REQUESTS), st.floats(0, 50)),
         st.tuples(st.just("resize"), st.integers(0, 200), st.integers(0, 300)),
-        st.tuples(st.just("flush")),
     ),
     max_size=25,
 )
@@ -90,8 +89,6 @@ def test_no_tenant_and_no_tier_ever_exceeds_its_budget(steps, share: float):
             changed = table.advance(clock, now)
         elif kind == "resize":
             changed = table.resize({DEVICE: arguments[0] * PAGE, HOST: arguments[1] * PAGE})
-        elif kind == "flush":
-            changed = table.remove_automatic()
         else:
             continue
         table.check_integrity()
@@ -143,17 +140,16 @@ def test_a_prefix_in_common_is_paid_for_once():
     assert [pin.granted[DEVICE] for pin in table.pins()] == [18, 10, 2]
 
 
-@pytest.mark.parametrize("source", [PinSource.HINTED, PinSource.AUTOMATIC])
-def test_pins_that_nobody_of_authority_asked_for_live_on_what_requested_ones_leave(source: PinSource):
+def test_pins_that_nobody_of_authority_asked_for_live_on_what_requested_ones_leave():
     table = make_table(host=100)  # 20 pages of each
     for salt in "bcd":
-        table.add(make_pin(f"auto {salt}", text(0, 20), salt, source=source))
+        table.add(make_pin(f"hint {salt}", text(0, 20), salt, source=PinSource.HINTED))
     assert table.granted_tokens(DEVICE) == 18 * PAGE
     table.add(make_pin("asked", text(0, 20), "a"))
     assert table.get("asked").granted[DEVICE] == 20
     assert table.granted_tokens(DEVICE) == 20 * PAGE
     table.remove("asked")
-    assert table.get("auto b").granted[DEVICE] == 6
+    assert table.get("hint b").granted[DEVICE] == 6
 
 
 def test_salts_and_keys_never_share_pages():
@@ -273,17 +269,6 @@ def test_a_client_who_cannot_unpin_is_told_to_wait(monkeypatch: pytest.MonkeyPat
     table.check_integrity()
 
 
-def test_the_automatic_pin_unused_longest_makes_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pin_room, "MAX_AUTOMATIC_PINS", 2)
-    table = make_table()
-    for serial in range(2):
-        table.add(make_pin(str(serial), text(1000 * serial, 2), source=PinSource.AUTOMATIC))
-        table.advance(serial + 1, 0.0)
-    table.used(table.get("0").digests[0], 5)
-    table.add(make_pin("2", text(2000, 2), source=PinSource.AUTOMATIC))
-    assert [pin.pin_id for pin in table.pins()] == ["0", "2"]
-
-
 # ---- across a restart ----
 
 
@@ -298,7 +283,6 @@ def test_pins_that_were_asked_for_are_restored_but_for_what_ended():
     table.add(make_pin("kept", text(0, 3), "a"))
     table.add(make_pin("short", text(50, 3), expires_at=10.0))
     table.add(make_pin("long", text(90, 3), expires_at=1000.0))
-    table.add(make_pin("auto", text(0, 3), source=PinSource.AUTOMATIC))
     table.add(make_pin("hint", text(0, 3), source=PinSource.HINTED))
     restarted = make_table()
     restarted.advance(0, 100.0)

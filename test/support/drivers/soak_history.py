@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
@@ -76,7 +75,7 @@ class Soak:
         kind: whose evictions.
         write_policy: of the host tier.
         seed: decides every operation.
-        auto_pins: whether nodes are pinned by what attention said.
+        uses_g: whether attention moves the ranking.
         record_to: folder of a recording of all events; None records nothing.
         counts_objects: whether live Python objects are counted at rest, of those made since the start.
 
@@ -88,7 +87,7 @@ class Soak:
     write_policy: WriteMode
     seed: int = 0
     tokens: int = 1536
-    auto_pins: bool = False
+    uses_g: bool = False
     record_to: Path | None = None
     counts_objects: bool = True
     happened: Counter[str] = field(default_factory=Counter)
@@ -101,8 +100,7 @@ class Soak:
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
-            g="on" if self.auto_pins else "auto",
-            pins=PinOptions(auto="on" if self.auto_pins else "off"),
+            g="on" if self.uses_g else "auto",
         )
         self.recorder = None
         if self.record_to is not None:

@@ -134,7 +134,13 @@ class Documents:
     def record(self, number: int, rng: Random) -> Asked:
         """A question for one of the records of a document."""
         places = list(self.records[number])
-        place = Zipf(len(places), self.shape.question_skew).choose(places, rng)
+        return self._asked(number, Zipf(len(places), self.shape.question_skew).choose(places, rng))
+
+    def all_records(self, number: int) -> list[Asked]:
+        """A question for each record of a document."""
+        return [self._asked(number, place) for place in self.records[number]]
+
+    def _asked(self, number: int, place: str) -> Asked:
         begin, text = _begin(place), self.texts[number]
         at = text.index(f"{begin} ") + len(begin)
         return Asked(f"{text}\n\n{begin}", f" {self.records[number][place]}", at + 1)

@@ -147,8 +147,8 @@ class Prefill:
             self.keys[layer], self.values[layer] = keys, values
             if keeps_queries:
                 self.queries[layer] = queries
-            by_head = (part.transpose(0, 1)[None] for part in (queries, keys, values))
-            outputs = F.scaled_dot_product_attention(*by_head, is_causal=True, enable_gqa=True)
+            q, k, v = (part.transpose(0, 1)[None] for part in (queries, keys, values))
+            outputs = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return outputs[0].transpose(0, 1)
 
         decoder.hidden(tokens, torch.arange(len(tokens)), attention)
