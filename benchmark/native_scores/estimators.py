@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -83,5 +83,3 @@ def shared(of_page: Of_page) -> Estimator:
         return estimates
 
     return prepare
-
-

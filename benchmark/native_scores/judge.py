@@ -1,12 +1,12 @@
-"""Judges trained indexers on text that nothing was learned from: as selectors of pages, and as producers of the
-signal (H4), beside exact attention, ``bits``, Quest's bound and BLASST's difference.
+"""Judges trained indexers on text that nothing was learned from: as selectors of pages, and as producers of
+the signal (H4), beside exact attention, ``bits``, Quest's bound and BLASST's difference.
 
     python benchmark/native_scores/judge.py MODEL --text agents=TRANSCRIPTS --text service=TRANSCRIPTS
 
-Selectors: as ``benchmark/sparse/real_model.py``, in the windows' last 30 % of each text. Producers: pages are
-placed by the scores of 32 queries, and what the next 32 read is looked for there. Intervals are bootstraps over
-windows. Resumable: a window's rows are appended to ``--measured``, and its keys and values kept in ``--cache``
-(230 MB each for SmolLM2-135M and 2,048 tokens).
+Selectors: as ``benchmark/sparse/real_model.py``, with windows of the last 30 % of each text. Producers: pages
+are placed by the scores of 32 queries, and what the next 32 read is looked for there. Intervals are of bootstraps
+over windows. Resumable: a window's rows are appended to ``--measured``, and its keys and values kept in
+``--cache`` (150 MB each for SmolLM2-135M).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 # ruff: noqa: E402
 from benchmark.native_scores.estimators import Of_page, of_indexer, shared
-from benchmark.native_scores.indexer import Indexer
 from benchmark.native_scores.placement import hits
 from benchmark.native_scores.seen import Seen
 from benchmark.native_scores.summary import placement_rows, selector_rows, shown
@@ -33,7 +32,7 @@ from benchmark.native_scores.teacher import WatchedDecoder
 from benchmark.native_scores.texts import UNSEEN, judged_part
 from benchmark.native_scores.training import Trained, load_indexers
 from benchmark.results import print_rows, write_results
-from benchmark.sparse.real.choosing import Estimator, Exact, exact_answers, of_selector
+from benchmark.sparse.real.choosing import Estimator, exact_answers, of_selector
 from benchmark.sparse.real.decoder import UnknownModel
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from benchmark.sparse.real_model import PAGE, arm_row, selector_of
@@ -46,11 +45,15 @@ Identity = tuple[Any, ...]
 class Judge:
     """Measures one window after the other, and what of it is missing."""
 
-    def __init__(self, decoder: WatchedDecoder, trained: dict[str, Trained], measured: Path, cache: Path) -> None:
+    def __init__(
+        self, decoder: WatchedDecoder, trained: dict[str, Trained], measured: Path, cache: Path
+    ) -> None:
         self._decoder, self._trained = decoder, trained
         self._measured, self._cache = measured, cache
         self._selectors: dict[str, Estimator] = {}
-        self.rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
+        self.rows = (
+            [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
+        )
         self._done = {_identity(row) for row in self.rows}
 
     def window(self, window: Window, arms: list[str], share: float) -> None:
@@ -106,7 +109,7 @@ def _identity(row: dict[str, Any]) -> Identity:
 
 def main(
     model: Annotated[Path, typer.Argument(help="Checkpoint of the Llama architecture, as Hugging Face's.")],
-    tokens: Annotated[int, typer.Option(help="Of a window.")] = 2048,
+    tokens: Annotated[int, typer.Option(help="Of a window.")] = 1024,
     windows: Annotated[int, typer.Option(min=1, help="Of each kind of text.")] = 2,
     arms: Annotated[str, typer.Option(help="Selectors, separated by commas.")] = ARMS,
     share: Annotated[float, typer.Option(help="Of pages that are read.")] = 0.1,

@@ -13,7 +13,7 @@ from benchmark.native_scores.seen import Seen
 
 OBSERVED = 32
 """Queries that are observed before pages are placed, and queries that then read: as the server's window."""
-STEP = 128
+STEP = 2 * OBSERVED
 WANTED, PLACED = 0.1, 0.2
 """Shares of the candidates: what a query reads, and what the fast memory holds."""
 
@@ -33,13 +33,11 @@ def cuts(tokens: int) -> range:
 
 
 def candidates_at(cut: int, page_size: int) -> slice:
-    """Pages that every query around a cut may leave out: no sinks, and none that an observed one calls near."""
+    """Pages that every query around a cut may leave out: no sinks, and none that is near to one of them."""
     return slice(1, (cut - 2 * OBSERVED) // page_size)
 
 
-def hits(
-    seen: Seen, indexers: Sequence[Indexer], *, page_size: int, seed: int
-) -> dict[Key, tuple[int, int]]:
+def hits(seen: Seen, indexers: Sequence[Indexer], *, page_size: int, seed: int) -> dict[Key, tuple[int, int]]:
     """Pages that were wanted and placed, and all that were wanted, summed over cuts, queries and layers.
 
     Args:

@@ -50,7 +50,7 @@ class Observed:
     def quest(self) -> torch.Tensor:
         """Share of the exponentials of Quest's bounds (Tang et al., 2024), a mean over heads and queries."""
         pages = self._keys.unflatten(0, (-1, self._page_size))[self._candidates]
-        rows, heads, dim = self._queries.shape
+        rows, _, dim = self._queries.shape
         queries = self._queries.view(rows, pages.shape[2], -1, dim) * dim**-0.5
         upper = torch.einsum("rkgd,pkd->rkgp", queries.clamp(min=0), pages.amax(dim=1))
         lower = torch.einsum("rkgd,pkd->rkgp", queries.clamp(max=0), pages.amin(dim=1))

@@ -48,7 +48,11 @@ def selector_rows(rows: Rows, trained: Mapping[str, Trained], shape: Shape) -> l
             for kind in KINDS:
                 row[kind] = asdict(mean_of([one[kind] for one in own.values()]))
                 for other in ("oracle", "bits"):
-                    pairs = [(one[kind], of_arms[other][at][kind]) for at, one in own.items() if at in of_arms.get(other, {})]
+                    pairs = [
+                        (one[kind], of_arms[other][at][kind])
+                        for at, one in own.items()
+                        if at in of_arms.get(other, {})
+                    ]
                     if pairs:
                         row[f"{kind}_of_{other}"] = asdict(ratio_of(pairs))
             row["records"] = sum(sum(one["exact"]) for one in own.values())
@@ -60,13 +64,19 @@ def selector_rows(rows: Rows, trained: Mapping[str, Trained], shape: Shape) -> l
 
 
 def placement_rows(rows: Rows) -> list[dict[str, Any]]:
-    """One row for each indexer, producer, grain and reader: its hit rate, and as a share of the native one's."""
+    """One row for each indexer, producer, grain and reader: its hit rate, alone and over the native one's."""
     found = []
     for arm, windows in _by_arm(rows, "placement").items():
         counts = [{tuple(count[:3]): count[3:] for count in row["counts"]} for row in windows.values()]
         for producer, grain, reader in counts[0]:
             of_windows = [one[producer, grain, reader] for one in counts]
-            row = {"table": "placement", "indexer": arm, "producer": producer, "grain": grain, "reader": reader}
+            row = {
+                "table": "placement",
+                "indexer": arm,
+                "producer": producer,
+                "grain": grain,
+                "reader": reader,
+            }
             row |= {"windows": len(counts), "hit_rate": asdict(ratio_of(of_windows))}
             if arm:
                 native = [one["native", grain, reader][0] for one in counts]
@@ -91,7 +101,9 @@ def verdict(ratio: Estimate) -> str:
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of a table at the terminal."""
     return {
-        name: f"{value['value']:.3f} ({value['low']:.3f}-{value['high']:.3f})" if isinstance(value, dict) else value
+        name: f"{value['value']:.3f} ({value['low']:.3f}-{value['high']:.3f})"
+        if isinstance(value, dict)
+        else value
         for name, value in row.items()
         if name != "table"
     }

@@ -50,7 +50,7 @@ def head_weights(queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) 
         keys: [tokens, KV heads, dimension].
         rows: positions of the queries, int64 [rows].
     """
-    count, heads, dim = queries.shape
+    count, _, dim = queries.shape
     by_kv_head = queries.view(count, keys.shape[1], -1, dim)
     logits = torch.einsum("rkgd,tkd->kgrt", by_kv_head, keys).flatten(0, 1) * dim**-0.5
     is_later = torch.arange(len(keys)) > rows[:, None]
@@ -80,9 +80,7 @@ def write_lesson(decoder: WatchedDecoder, tokens: torch.Tensor, rows: torch.Tens
     found: dict[str, torch.Tensor] = {"rows": rows}
     prefill = Prefill(decoder, tokens, keeps_queries=True)
     for layer, (queries, keys) in enumerate(zip(prefill.queries, prefill.keys, strict=True)):
-        parts = [
-            shared_attention(head_weights(queries[part], keys, part), part) for part in rows.split(128)
-        ]
+        parts = [shared_attention(head_weights(queries[part], keys, part), part) for part in rows.split(128)]
         found[f"inputs.{layer}"] = decoder.inputs[layer].half()
         found[f"attention.{layer}"] = torch.cat(parts).half()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +90,7 @@ def write_lesson(decoder: WatchedDecoder, tokens: torch.Tensor, rows: torch.Tens
 
 
 def read_lesson(path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of one layer: inputs [tokens, width] and attention [rows, tokens] in float16, and the rows' positions."""
+    """Of one layer: inputs [tokens, width] and attention [rows, tokens] in float16; positions of the rows."""
     with safe_open(path, framework="pt") as file:
         return (
             file.get_tensor(f"inputs.{layer}"),

@@ -47,5 +47,7 @@ def passages(
             start = number * room + random.Random(f"{kind} {number}").randrange(max(1, room // 2))
             ids = tokenizer.encode(part[start : start + 8 * tokens], add_special_tokens=False).ids
             if len(ids) < tokens:
-                raise NoText(f"{kind}: passage {number} of {tokens} tokens runs over the end of what is learned")
+                raise NoText(
+                    f"{kind}: passage {number} of {tokens} tokens runs over the end of what is learned"
+                )
             yield f"{kind}-{number}", torch.tensor(ids[:tokens])

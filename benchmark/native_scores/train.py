@@ -1,11 +1,12 @@
-"""Trains an indexer for every layer of a frozen model, as DeepSeek Sparse Attention begins: by the divergence of
-its softmax from the model's attention, summed over heads.
+"""Trains an indexer for every layer of a frozen model, as DeepSeek Sparse Attention begins: by the divergence
+of its softmax from the model's attention, summed over heads.
 
     python benchmark/native_scores/train.py MODEL --text agents=TRANSCRIPTS
 
-Learned from: the first 60 % of each text, two kinds left out altogether. ``judge.py`` tries the last 30 %. Sinks
-and each query's latest tokens are always read, so neither side counts them. Everything is made in ``--cache``
-(133 MB a passage for SmolLM2-135M) and resumes: passages and layers that stand there are not made again.
+Learned from: the first 60 % of each text, two kinds left out altogether. ``judge.py`` tries the last 30 %.
+Sinks and each query's latest tokens are always read, so neither side counts them. Everything is made in
+``--cache`` (133 MB a passage for SmolLM2-135M) and resumes: passages and layers that stand there are not made
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from benchmark.sparse.real.windows import NoText, default_texts, text_at
 OF_KIND = 12
 """Passages that each text is divided into; how many are learned from is for ``--lessons`` to say."""
 ROWS = 512
-HELD_OUT = 2
+HELD_OUT = 1
 """Last passages, which only tell how well the others were learned from."""
 
 
@@ -55,14 +56,22 @@ def write_lessons(decoder: WatchedDecoder, found: list[tuple[str, torch.Tensor]]
     return paths
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """What lines of JSON say, so far; nothing where there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def main(
     model: Annotated[Path, typer.Argument(help="Checkpoint of the Llama architecture, as Hugging Face's.")],
     dim: Annotated[int, typer.Option(help="Dimensions of an indexer's key; a power of two.")] = 32,
     heads: Annotated[int, typer.Option(help="Queries of an indexer.")] = 8,
-    lessons: Annotated[int, typer.Option(min=HELD_OUT + 1, help="Passages to learn from, in all.")] = 22,
+    lessons: Annotated[int, typer.Option(min=HELD_OUT + 1, help="Passages to learn from, in all.")] = 7,
     tokens: Annotated[int, typer.Option(help="Of a passage.")] = 2048,
-    steps: Annotated[int, typer.Option(help="For each layer.")] = 500,
+    steps: Annotated[int, typer.Option(help="For each layer.")] = 120,
     seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
+    part: Annotated[
+        str, typer.Option(help="K/N: every Nth layer from K on, for N processes at once.")
+    ] = "0/1",
     text: Annotated[
         list[str] | None, typer.Option(help="A further kind of text, NAME=PATH; may be repeated.")
     ] = None,
@@ -87,12 +96,12 @@ def main(
     shape = IndexerShape(read_lesson(paths[0], 0)[0].shape[1], heads, dim, decoder.shape.theta)
     folder = cache / f"dim{dim}"
     told = folder / "layers.jsonl"
-    rows: list[dict[str, Any]] = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
-    done = {row["layer"] for row in rows}
     folder.mkdir(parents=True, exist_ok=True)
+    first, _, stride = part.partition("/")
+    missing = sorted(set(range(int(first), layers, int(stride))) - {row["layer"] for row in json_lines(told)})
     with Progress() as progress:
-        task = progress.add_task("layers", total=layers * steps, completed=len(done) * steps)
-        for layer in sorted(set(range(layers)) - done):
+        task = progress.add_task("steps", total=len(missing) * steps)
+        for layer in missing:
             started = time.process_time()
             losses = train_layer(
                 shape,
@@ -104,9 +113,12 @@ def main(
                 seed=seed,
                 told=lambda _: progress.advance(task),
             )
-            rows.append({"layer": layer} | losses | {"cpu_seconds": time.process_time() - started})
+            row = {"layer": layer} | losses | {"cpu_seconds": time.process_time() - started}
             with told.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+                file.write(json.dumps(row) + "\n")
+    rows = json_lines(told)
+    if len(rows) < layers:
+        return  # other processes are at it
     report = {
         "name": folder.name,
         "shape": asdict(shape),
