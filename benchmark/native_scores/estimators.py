@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ def page_estimates(scores: torch.Tensor, page_size: int, of_page: Of_page) -> to
 
 
 def of_indexer(
-    indexers: Sequence[Indexer],
+    indexers: Mapping[int, Indexer],
     decoder: WatchedDecoder,
     seen: Seen,
     tasks: Sequence[Task],
@@ -33,7 +33,7 @@ def of_indexer(
     """What the layers' indexers choose by; ``chosen_answers`` asks for each task once, in their order.
 
     Args:
-        indexers: of all layers.
+        indexers: of the layers that choose.
         decoder: computes the pass that asks, so that its inputs are the queries'.
         seen: the window.
         tasks: behind it.

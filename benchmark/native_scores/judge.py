@@ -4,9 +4,10 @@ the signal (H4), beside exact attention, ``bits``, Quest's bound and BLASST's di
     python benchmark/native_scores/judge.py MODEL --text agents=TRANSCRIPTS --text service=TRANSCRIPTS
 
 Selectors: as ``benchmark/sparse/real_model.py``, with windows of the last 30 % of each text. Producers: pages
-are placed by the scores of 32 queries, and what the next 32 read is looked for there. Intervals are of bootstraps
-over windows. Resumable: a window's rows are appended to ``--measured``, and its keys and values kept in
-``--cache`` (150 MB each for SmolLM2-135M).
+are placed by the scores of 32 queries, and what the next 32 read is looked for there. Only layers that have
+indexers choose and place, whatever the arm; the others read every page. Intervals are bootstraps over windows.
+Resumable: a window's rows are appended to ``--measured``, and its keys and values kept in ``--cache`` (150 MB
+each for SmolLM2-135M).
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ class Judge:
             [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
         )
         self._done = {_identity(row) for row in self.rows}
+        of_all = {tuple(made.indexers) for made in trained.values()} or {tuple(range(decoder.shape.layers))}
+        if len(of_all) > 1:
+            raise typer.BadParameter(f"indexers of unlike layers: {of_all}; give one of --arms at a time")
+        (self.layers,) = of_all
 
     def window(self, window: Window, arms: list[str], share: float) -> None:
         """All arms and producers on a window."""
         key = {"source": window.source, "number": window.number, "tokens": len(window.tokens)}
-        key["unseen"] = window.source in UNSEEN
+        key |= {"unseen": window.source in UNSEEN, "layers": self.layers}
         missing = [arm for arm in arms if (*_place(key), "selector", arm) not in self._done]
         placed = [name for name in self._trained if (*_place(key), "placement", name) not in self._done]
         if not (missing or placed):
@@ -71,7 +76,7 @@ class Judge:
             cue_inputs = list(self._decoder.inputs)
         for arm in missing:
             estimator = self._estimator(arm, window, seen, cue_inputs)
-            row = arm_row(self._decoder, window, seen, exact, (arm, "layer", estimator), share)
+            row = arm_row(self._decoder, window, seen, exact, (arm, "layer", estimator), share, self.layers)
             self._keep(key | {"measure": "selector", "arm": arm} | row)
         for name in placed:
             found = hits(seen, self._trained[name].indexers, page_size=PAGE, seed=window.number)
@@ -100,7 +105,7 @@ class Judge:
 
 
 def _place(row: dict[str, Any]) -> Identity:
-    return tuple(row[name] for name in ("source", "number", "tokens"))
+    return (row["source"], row["number"], row["tokens"], tuple(row["layers"]))
 
 
 def _identity(row: dict[str, Any]) -> Identity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -37,12 +37,14 @@ def candidates_at(cut: int, page_size: int) -> slice:
     return slice(1, (cut - 2 * OBSERVED) // page_size)
 
 
-def hits(seen: Seen, indexers: Sequence[Indexer], *, page_size: int, seed: int) -> dict[Key, tuple[int, int]]:
+def hits(
+    seen: Seen, indexers: Mapping[int, Indexer], *, page_size: int, seed: int
+) -> dict[Key, tuple[int, int]]:
     """Pages that were wanted and placed, and all that were wanted, summed over cuts, queries and layers.
 
     Args:
         seen: a window.
-        indexers: of the layers; none to leave the native arms out.
+        indexers: of the layers that are looked at.
         page_size: tokens per page.
         seed: of the shuffled control.
     """
@@ -65,7 +67,7 @@ def _grains(by_layer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _of_cut(
-    seen: Seen, indexers: Sequence[Indexer], cut: int, page_size: int, seed: int
+    seen: Seen, indexers: Mapping[int, Indexer], cut: int, page_size: int, seed: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Scores [layers, candidates] by producer, and what is wanted, bool [layers, queries, candidates]."""
     scores: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -73,7 +75,7 @@ def _of_cut(
     draws = torch.Generator().manual_seed(seed + cut)
     candidates = candidates_at(cut, page_size)
     before, after = torch.arange(cut - OBSERVED, cut), torch.arange(cut, cut + OBSERVED)
-    for layer in range(len(seen.keys)):
+    for layer, indexer in indexers.items():
         observed, future = (
             Observed(
                 seen.queries[layer, rows].float(),
@@ -95,10 +97,9 @@ def _of_cut(
         scores["future"].append(future.mass())
         # As the choice of pages goes: a page is as good as the largest share that a head gives it.
         wanted["exact"].append(top(future.shares.amax(dim=0), WANTED))
-        if indexers:
-            inputs = seen.inputs[layer, : cut + OBSERVED].float()
-            scores["native"].append(observed.native(indexers[layer], inputs).mean(dim=0))
-            wanted["native"].append(top(future.native(indexers[layer], inputs), WANTED))
+        inputs = seen.inputs[layer, : cut + OBSERVED].float()
+        scores["native"].append(observed.native(indexer, inputs).mean(dim=0))
+        wanted["native"].append(top(future.native(indexer, inputs), WANTED))
     return (
         {name: torch.stack(parts) for name, parts in scores.items()},
         {name: torch.stack(parts) for name, parts in wanted.items()},

@@ -1,4 +1,4 @@
-"""Trains an indexer for every layer of a frozen model, as DeepSeek Sparse Attention begins: by the divergence
+"""Trains indexers for layers of a frozen model, as DeepSeek Sparse Attention begins: by the divergence
 of its softmax from the model's attention, summed over heads.
 
     python benchmark/native_scores/train.py MODEL --text agents=TRANSCRIPTS
@@ -69,8 +69,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of a passage.")] = 2048,
     steps: Annotated[int, typer.Option(help="For each layer.")] = 120,
     seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
+    every: Annotated[int, typer.Option(min=1, help="Only every Nth layer, from the first on.")] = 3,
     part: Annotated[
-        str, typer.Option(help="K/N: every Nth layer from K on, for N processes at once.")
+        str, typer.Option(help="K/N: every Nth of these from the Kth on, for N processes at once.")
     ] = "0/1",
     text: Annotated[
         list[str] | None, typer.Option(help="A further kind of text, NAME=PATH; may be repeated.")
@@ -92,13 +93,14 @@ def main(
     except (UnknownModel, NoText) as error:
         raise typer.BadParameter(str(error)) from error
     paths = write_lessons(decoder, found, cache / "lessons")
-    layers = decoder.shape.layers
+    layers = range(0, decoder.shape.layers, every)
     shape = IndexerShape(read_lesson(paths[0], 0)[0].shape[1], heads, dim, decoder.shape.theta)
     folder = cache / f"dim{dim}"
     told = folder / "layers.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     first, _, stride = part.partition("/")
-    missing = sorted(set(range(int(first), layers, int(stride))) - {row["layer"] for row in json_lines(told)})
+    done = {row["layer"] for row in json_lines(told)}
+    missing = [layer for layer in layers[int(first) :: int(stride)] if layer not in done]
     with Progress() as progress:
         task = progress.add_task("steps", total=len(missing) * steps)
         for layer in missing:
@@ -116,8 +118,8 @@ def main(
             row = {"layer": layer} | losses | {"cpu_seconds": time.process_time() - started}
             with told.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    rows = json_lines(told)
-    if len(rows) < layers:
+    rows = [row for row in json_lines(told) if row["layer"] in layers]
+    if len(rows) < len(layers):
         return  # other processes are at it
     report = {
         "name": folder.name,

@@ -111,10 +111,10 @@ def train_layer(
 
 @dataclass(frozen=True)
 class Trained:
-    """The indexers of all layers of a model, and what their training says of itself."""
+    """The indexers of some layers of a model, and what their training says of itself."""
 
     shape: IndexerShape
-    indexers: list[Indexer]
+    indexers: dict[int, Indexer]
     report: dict[str, Any]
 
 
@@ -132,9 +132,9 @@ def load_indexers(cache: Path, arms: Sequence[str]) -> dict[str, Trained]:
             raise FileNotFoundError(f"no indexers in {folder}: run train.py with --dim {name[3:]}")
         told = json.loads(report.read_text())
         shape = IndexerShape(**told["shape"])
-        found[name] = Trained(
-            shape, [load_indexer(shape, layer, folder) for layer in range(len(told["layers"]))], told
-        )
+        layers = [row["layer"] for row in told["layers"]]
+        indexers = {layer: load_indexer(shape, layer, folder) for layer in layers}
+        found[name] = Trained(shape, indexers, told)
     return found
 
 
