@@ -77,7 +77,7 @@ def arm_row(
     share: float,
     layers: Container[int] | None = None,
 ) -> dict[str, Any]:
-    """What one arm's choices, in ``layers`` or all, change behind a window: mean divergences, records found."""
+    """What choices of one arm change behind a window: mean divergences, and which records are found."""
     name, grain, estimator = arm
     found, read = chosen_answers(
         decoder,
