@@ -40,14 +40,15 @@ def native_selectors_table(group: str = "all") -> str:
         divergences = [_interval(row[kind], "value", form=".3f") for kind in _KINDS]
         over = [_ratio(row, f"{kind}_of_bits") for kind in ("quoted", "plain")]
         kept = f"{row['records_kept']} of {row['records']}"
-        lines.append([f"`{row['arm']}`", size, *divergences, *over, kept])
+        lines.append([f"`{row['arm']}`", str(row["windows"]), size, *divergences, *over, kept])
     over = ["quoted / `bits`", "ordinary / `bits`"]
-    return _table(["selector", "bytes a token and layer", *_KINDS.values(), *over, "records kept"], lines)
+    titles = ["selector", "windows", "bytes a token and layer", *_KINDS.values(), *over, "records kept"]
+    return _table(titles, lines)
 
 
-def native_windows(group: str = "all") -> str:
-    """How many stretches of text the tables rest on."""
-    return str(max(row["windows"] for row in _rows("selectors") if row["group"] == group))
+def native_windows(table: str) -> str:
+    """How many stretches of text ``selectors`` or ``placement`` rests on."""
+    return str(max(row["windows"] for row in _rows(table)))
 
 
 def native_over(arm: str, other: str, kind: str) -> str:
