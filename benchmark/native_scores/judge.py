@@ -5,7 +5,7 @@ the signal (H4), beside exact attention, ``bits``, Quest's bound and BLASST's di
 
 Selectors: as ``benchmark/sparse/real_model.py``, with windows of the last 30 % of each text. Producers: pages
 are placed by the scores of 32 queries, and what the next 32 read is looked for there. Only layers with
-indexers choose and place, whatever the arm; the others read every page. Intervals are bootstraps over windows.
+indexers choose and place, whatever the arm; others read every page. Intervals are bootstraps over windows.
 Resumable: a window's rows are appended to ``--measured``, and its keys and values kept in ``--cache`` (150 MB
 each for SmolLM2-135M).
 """

@@ -82,9 +82,22 @@ def native_h4(producer: str, grain: str = "layer", reader: str = "exact", indexe
     return _ratio(_placement(producer, grain, reader, indexer), "of_native")
 
 
-def native_h4_verdict(producer: str, grain: str = "layer", reader: str = "exact") -> str:
-    """What that says of H4."""
-    return str(_placement(producer, grain, reader, "dim32")["verdict"])
+def native_hit_rate(producer: str) -> float:
+    """Where layers place alone and exact attention reads."""
+    return float(_placement(producer, "layer", "exact", "dim32")["hit_rate"]["value"])
+
+
+def native_verdicts_table(indexer: str = "dim32") -> str:
+    """Post-hoc placement over native placement, and what that says of H4, in all four readings."""
+    lines = []
+    for reader in ("exact", "native"):
+        for grain, title in (("layer", "by layer"), ("model", "whole pages")):
+            cells = []
+            for producer in ("mass", "peak"):
+                row = _placement(producer, grain, reader, indexer)
+                cells.append(f"{_ratio(row, 'of_native')}: {row['verdict']}")
+            lines.append(["exact attention" if reader == "exact" else "the indexer", title, *cells])
+    return _table(["read by", "placed", "mass / native", "peak / native"], lines)
 
 
 def native_training(what: str, indexer: str = "dim32") -> str:
