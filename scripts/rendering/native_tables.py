@@ -17,9 +17,8 @@ _PRODUCERS = {
     "newest": "control: the newest pages",
     "shuffled": "control: mass, shuffled",
     "uniform": "control: uniform",
-    "future": "bound: the mass of the queries that read",
+    "future": "mass of the queries that read",
 }
-_KINDS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
 
 
 def _rows(table: str) -> list[dict[str, Any]]:
@@ -30,31 +29,9 @@ def _ratio(row: dict[str, Any], name: str) -> str:
     return _interval(row[name], "value") if name in row else "-"
 
 
-def native_selectors_table(group: str = "all") -> str:
-    """Divergence from exact attention by selector, in all windows or those of ``seen`` or ``unseen`` text."""
-    lines = []
-    for row in _rows("selectors"):
-        if row["group"] != group:
-            continue
-        size = f"{row['bytes']:.0f} ({row['of_kv']:.1%})" if row["bytes"] else "all keys"
-        divergences = [_interval(row[kind], "value", form=".3f") for kind in _KINDS]
-        over = [_ratio(row, f"{kind}_of_bits") for kind in ("quoted", "plain")]
-        kept = f"{row['records_kept']} of {row['records']}"
-        lines.append([f"`{row['arm']}`", str(row["windows"]), size, *divergences, *over, kept])
-    over = ["quoted / `bits`", "ordinary / `bits`"]
-    titles = ["selector", "windows", "bytes a token and layer", *_KINDS.values(), *over, "records kept"]
-    return _table(titles, lines)
-
-
 def native_windows(table: str) -> str:
-    """How many stretches of text ``selectors`` or ``placement`` rests on."""
+    """How many stretches of text a table rests on."""
     return str(max(row["windows"] for row in _rows(table)))
-
-
-def native_over(arm: str, other: str, kind: str) -> str:
-    """Divergence of one selector over that of ``oracle`` or ``bits``, in all windows."""
-    row = next(row for row in _rows("selectors") if (row["arm"], row["group"]) == (arm, "all"))
-    return _ratio(row, f"{kind}_of_{other}")
 
 
 def _placement(producer: str, grain: str, reader: str, indexer: str) -> dict[str, Any]:
