@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -75,11 +75,20 @@ def arm_row(
     exact: Sequence[Exact],
     arm: tuple[str, Grain, Estimator],
     share: float,
+    layers: Container[int] | None = None,
 ) -> dict[str, Any]:
-    """What one arm's choices change behind a window: mean divergences, and which records are found."""
+    """What choices of one arm change behind a window: mean divergences, and which records are found."""
     name, grain, estimator = arm
     found, read = chosen_answers(
-        decoder, window, prefill, exact, estimator, grain=grain, share=share, page_size=PAGE
+        decoder,
+        window,
+        prefill,
+        exact,
+        estimator,
+        grain=grain,
+        share=share,
+        page_size=PAGE,
+        layers=layers,
     )
     row: dict[str, Any] = {"selector": name, "grain": grain, "share": share, **asdict(read)}
     for kind in KINDS:

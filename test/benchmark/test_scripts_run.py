@@ -44,6 +44,8 @@ ONLY_READ = (
     "fleet.py",
     "hot_prefix.py",
     "kernels/run.py",
+    "native_scores/judge.py",
+    "native_scores/train.py",
     "overhead.py",
     "sparse/adversarial.py",
     "sparse/bounds.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,8 +86,7 @@ def exact_answers(decoder: Decoder, window: Window, prefill: Prefill) -> list[Ex
         ):
             kept[task].append((k, v))
             context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
-            position = torch.arange(size, size + len(q))
-            outputs.append(attend(q, *context, _causal(position, len(context[0]))[:, None]))
+            outputs.append(_exactly(q, *context))
         return torch.cat(outputs)
 
     positions = torch.cat([torch.arange(size, size + len(part)) for part in inputs])
@@ -111,8 +110,12 @@ def chosen_answers(
     grain: Grain,
     share: float,
     page_size: int,
+    layers: Container[int] | None = None,
 ) -> tuple[list[torch.Tensor], Read]:
-    """Log probabilities of every task, [scored, vocabulary] each, and what was read for them."""
+    """Log probabilities of every task, [scored, vocabulary] each, and what was read for them.
+
+    ``layers`` choose, the others read every page; None for all.
+    """
     size = len(window.tokens)
     inputs = [torch.tensor([task.cue[-1], *task.scored[:-1]]) for task in window.tasks]
     starts = [size + len(task.cue) - 1 for task in window.tasks]
@@ -126,6 +129,13 @@ def chosen_answers(
             (torch.cat([known.keys[layer], k]), torch.cat([known.values[layer], v]))
             for known, k, v in zip(exact, keys.split(sizes), values.split(sizes), strict=True)
         ]
+        if layers is not None and layer not in layers:
+            return torch.cat(
+                [
+                    _exactly(q, torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v]))
+                    for q, (k, v) in zip(queries.split(sizes), own, strict=True)
+                ]
+            )
         pool, of_task = _paged(prefill.keys[layer], [k for k, _ in own], page_size)
         estimates = estimator(layer, pool)
         outputs = []
@@ -163,6 +173,12 @@ def divergences(exact: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 def finds(log_probabilities: torch.Tensor, task: Task) -> bool:
     """Whether the likeliest token is the scored one, everywhere: what greedy decoding would answer."""
     return log_probabilities.argmax(dim=-1).tolist() == list(task.scored)
+
+
+def _exactly(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Attention of a context's last tokens to all that is not behind them."""
+    positions = torch.arange(len(keys) - len(queries), len(keys))
+    return attend(queries, keys, values, _causal(positions, len(keys))[:, None])
 
 
 def _causal(positions: torch.Tensor, length: int) -> torch.Tensor:

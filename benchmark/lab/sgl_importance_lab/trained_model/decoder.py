@@ -97,10 +97,7 @@ class Decoder:
         for layer in range(shape.layers):
             weight = self._of(layer)
             normed = self._norm(state, weight("input_layernorm"))
-            q, k, v = (
-                F.linear(normed, weight(f"self_attn.{part}_proj")).unflatten(1, (-1, shape.dim))
-                for part in "qkv"
-            )
+            q, k, v = self.projected(layer, normed)
             outputs = attention(layer, _rotated(q, cos, sin), _rotated(k, cos, sin), v)
             state = state + F.linear(outputs.flatten(1), weight("self_attn.o_proj"))
             for rows in torch.arange(len(state)).split(ROWS):
@@ -109,6 +106,14 @@ class Decoder:
                 up = F.linear(normed, weight("mlp.up_proj"))
                 state[rows] += F.linear(gate * up, weight("mlp.down_proj"))
         return self._norm(state, self._weights["norm.weight"])
+
+    def projected(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values before rotation, out of a layer's normed input, [tokens, width]."""
+        weight = self._of(layer)
+        return tuple(
+            F.linear(normed, weight(f"self_attn.{part}_proj")).unflatten(1, (-1, self.shape.dim))
+            for part in "qkv"
+        )
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of the next token, in nats, [tokens, vocabulary]."""
