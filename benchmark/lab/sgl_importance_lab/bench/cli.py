@@ -15,7 +15,7 @@ from sgl_importance.terminal import add_texts, check_outputs, counted, fail, sho
 from sgl_importance_lab.bench import harness
 from sgl_importance_lab.bench.bench_run import Asked, BenchError, Part, Run, read_run, write_runs
 from sgl_importance_lab.bench.benched_server import new_run
-from sgl_importance_lab.bench.paired import Paired, paired, scores_of
+from sgl_importance_lab.bench.paired import NO_VERDICT, Paired, paired, scores_of
 from sgl_importance_lab.bench.quality_plot import draw_quality
 from sgl_importance_lab.bench.recording_proxy import RecordingProxy, listening
 from sgl_importance_lab.bench.suites import SUITES
@@ -78,7 +78,7 @@ def bench_command(
 ) -> None:
     """Ask a server a standard benchmark with lm-evaluation-harness; compare two on the same prompts.
 
-    ruler makes its prompts with --tokenizer. aime and gpqa come from the Hugging Face hub, with your own access.
+    ruler makes its prompts with --tokenizer; aime and gpqa come from the Hugging Face hub, by your access.
     """
     check_outputs(json_file, plot)
     if plot is not None:
@@ -194,7 +194,7 @@ def _show_run(run: Run) -> None:
         f"{run.name}: {requests} answers, {cached:,} of {prompts:,} prompt tokens cached, "
         f"{seconds / max(requests, 1):.2f} s a request"
     )
-    table = Table(run.name)
+    table = Table("task")
     for title in ("length", "n", "score", "95 % interval"):
         table.add_column(title, justify="right")
     for task, length, scores in scores_of(run):
@@ -204,7 +204,8 @@ def _show_run(run: Run) -> None:
 
 
 def _show_pairs(first: Run, second: Run, pairs: list[Paired]) -> None:
-    table = Table(f"{second.name} less {first.name}")
+    typer.echo(f"{second.name} less {first.name}:")
+    table = Table("task")
     for title in ("length", "n", "difference", "95 % interval", "lost, won", "p", "same answer", "verdict"):
         table.add_column(title, justify="right")
     for row in pairs:
@@ -221,6 +222,8 @@ def _show_pairs(first: Run, second: Run, pairs: list[Paired]) -> None:
             row.verdict,
         )
     show(table)
+    if any(row.verdict == NO_VERDICT for row in pairs):
+        typer.echo(f"No verdict where {first.name} is right in under half.")
 
 
 def _ends(estimate: Estimate) -> str:

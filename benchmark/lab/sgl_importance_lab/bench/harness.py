@@ -54,7 +54,7 @@ def installed(folder: Path) -> Path:
     )
     if not found or found.returncode:
         raise BenchError(
-            f"no lm-evaluation-harness in {folder}: add --install, which puts it there (0.9 GB, without torch), "
+            f"no lm-evaluation-harness in {folder}: add --install, which puts it there (0.9 GB), "
             "or name its environment with --harness"
         )
     return python

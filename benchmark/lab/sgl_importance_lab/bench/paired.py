@@ -12,6 +12,8 @@ from sgl_importance_lab.study.statistics import Estimate, mean_of
 RIGHT = 1.0
 SIGNIFICANT = 0.05
 LEAST_CEILING = 0.5
+NO_VERDICT = "none"
+"""Where the first is right in too few to lose anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class Paired:
     @property
     def verdict(self) -> str:
         if self.first.value < LEAST_CEILING:
-            return "none: the first is right in under half"
+            return NO_VERDICT
         if self.p < SIGNIFICANT:
             return "worse" if self.lost > self.won else "better"
-        return "no difference shown"
+        return "not told apart"
 
 
 def mcnemar(lost: int, won: int) -> float:

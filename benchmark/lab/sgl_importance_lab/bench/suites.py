@@ -29,7 +29,7 @@ class Suite:
 
 
 SUITES = {
-    # Hsieh et al. 2024. The tasks left out read essays or question sets that the harness fetches from the hub.
+    # Hsieh et al. 2024. The tasks left out read essays or questions that the harness fetches from the hub.
     "ruler": Suite(
         ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe"),
         makes_prompts=True,
