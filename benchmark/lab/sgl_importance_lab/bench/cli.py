@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from sgl_importance.cli.client_arguments import ApiKey
-from sgl_importance.terminal import add_texts, check_outputs, counted, fail, show, some_path
+from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance_lab.bench import harness
 from sgl_importance_lab.bench.bench_run import Asked, BenchError, Part, Run, read_run, write_runs
 from sgl_importance_lab.bench.benched_server import new_run
@@ -49,6 +49,10 @@ def bench_command(
             parser=some_path, metavar="FOLDER", help="The model's: ruler measures its prompts by it."
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(parser=existing_file, metavar="FILE", help="The data set of an aime or gpqa task."),
+    ] = None,
     tasks: Annotated[str | None, typer.Option(help="Comma-separated names, in place of all.")] = None,
     lengths: Annotated[
         str, typer.Option(help="Comma-separated tokens of ruler's prompts with their answers.")
@@ -78,7 +82,7 @@ def bench_command(
 ) -> None:
     """Ask a server a standard benchmark with lm-evaluation-harness; compare two on the same prompts.
 
-    ruler makes its prompts with --tokenizer; aime and gpqa come from the Hugging Face hub, by your access.
+    ruler makes its prompts with --tokenizer; aime and gpqa come from --data, or from the Hugging Face hub.
     """
     check_outputs(json_file, plot)
     if plot is not None:
@@ -110,8 +114,19 @@ def bench_command(
             run = asyncio.run(new_run(place, api_key, timeout, asked, fields[number > 0]))
             if chosen.makes_prompts:
                 _check_tokenizer(tokenizer)
+            elif data is not None:
+                _check_data(data, asked)
             python = harness.install(environment) if install else harness.installed(environment)
-            _fill(run, python, tokenizer, api_key, timeout, concurrency, json_file, resume)
+            _fill(
+                run,
+                python,
+                tokenizer if chosen.makes_prompts else data,
+                api_key,
+                timeout,
+                concurrency,
+                json_file,
+                resume,
+            )
             runs.append(run)
             if json_file is not None:
                 write_runs(json_file, runs)
@@ -132,7 +147,7 @@ def bench_command(
 def _fill(
     run: Run,
     python: Path,
-    tokenizer: Path | None,
+    data: Path | None,
     api_key: str | None,
     timeout: float,
     clients: int,
@@ -149,9 +164,7 @@ def _fill(
             proxy = RecordingProxy(run.url, api_key, timeout, run.body, kept, advance)
             with listening(proxy) as address:
                 try:
-                    samples = harness.samples_of(
-                        python, asked, length, address, run.model, tokenizer, clients
-                    )
+                    samples = harness.samples_of(python, asked, length, address, run.model, data, clients)
                 except BenchError as error:
                     raise BenchError(proxy.problem or str(error)) from error
             run.parts.append(
@@ -183,6 +196,13 @@ def _check_tokenizer(folder: Path | None) -> None:
         raise BenchError("ruler makes its prompts with the model's tokenizer: name its folder, --tokenizer")
     if not (folder / "tokenizer_config.json").is_file():
         raise BenchError(f"--tokenizer {folder} holds no tokenizer_config.json: name the model's folder")
+
+
+def _check_data(file: Path, asked: Asked) -> None:
+    if file.suffix not in harness.DATA_TYPES:
+        raise BenchError(f"--data {file}: give a file that ends in {', '.join(harness.DATA_TYPES)}")
+    if len(asked.tasks) > 1:
+        raise BenchError("--data holds one task's questions: name that one, --tasks")
 
 
 def _show_run(run: Run) -> None:

@@ -18,6 +18,7 @@ PINS = Path(__file__).with_name("harness_pins.txt")
 NAME = next(line for line in PINS.read_text(encoding="utf-8").split() if line.startswith("lm_eval"))
 DEFAULT_FOLDER = Path.home() / ".cache" / "sgl-importance" / NAME.replace("==", "-")
 LOG_CHARACTERS = 300
+DATA_TYPES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
 def install(folder: Path) -> Path:
@@ -61,16 +62,23 @@ def installed(folder: Path) -> Path:
 
 
 def samples_of(
-    python: Path, asked: Asked, length: int, base_url: str, model: str, tokenizer: Path | None, clients: int
+    python: Path, asked: Asked, length: int, base_url: str, model: str, data: Path | None, clients: int
 ) -> list[Sample]:
     """Lets the harness ask a server for one length.
+
+    Args:
+        data: the tokenizer's folder where prompts are made, else the file that has them; None for the hub.
 
     Raises:
         BenchError: it failed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = _config(asked, length, base_url, model, tokenizer, clients, folder)
+        config = _config(asked, length, base_url, model, clients, folder)
+        if SUITES[asked.suite].makes_prompts:
+            config["metadata"] = {"tokenizer": str(data), "max_seq_lengths": [length]}
+        elif data is not None:
+            config["tasks"] = [_own_data(python, asked, data, folder)]
         file = folder / "config.yaml"
         file.write_text(json.dumps(config), encoding="utf-8")  # which is YAML, too
         ended = subprocess.run(
@@ -109,13 +117,7 @@ def read_samples(file: Path, suite: str, length: int) -> list[Sample]:
 
 
 def _config(
-    asked: Asked,
-    length: int,
-    base_url: str,
-    model: str,
-    tokenizer: Path | None,
-    clients: int,
-    folder: Path,
+    asked: Asked, length: int, base_url: str, model: str, clients: int, folder: Path
 ) -> dict[str, Any]:
     route = "chat/completions" if asked.chat else "completions"
     model_arguments = {
@@ -136,11 +138,24 @@ def _config(
         "output_path": str(folder / "out"),
         "apply_chat_template": asked.chat,
     }
-    if SUITES[asked.suite].makes_prompts:
-        config["metadata"] = {"tokenizer": str(tokenizer), "max_seq_lengths": [length]}
     if asked.answer_tokens is not None:
         config["gen_kwargs"] = {"max_gen_toks": asked.answer_tokens}
     return config
+
+
+def _own_data(python: Path, asked: Asked, data: Path, folder: Path) -> str:
+    """A task of the harness with its data from a file."""
+    task = asked.tasks[0]
+    (tasks,) = python.parents[1].glob("lib/python*/site-packages/lm_eval/tasks")
+    changed = {
+        "include": str(tasks / SUITES[asked.suite].folder / f"{task}.yaml"),
+        "dataset_path": DATA_TYPES[data.suffix],
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"train": str(data), "test": str(data)}},
+    }
+    file = folder / f"{task}.yaml"
+    file.write_text(json.dumps(changed), encoding="utf-8")
+    return str(file)
 
 
 def _python(folder: Path) -> Path:

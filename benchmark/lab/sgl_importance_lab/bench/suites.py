@@ -12,9 +12,10 @@ class Suite:
     Attributes:
         tasks: names in lm-evaluation-harness that are asked by default.
         others: further names.
-        makes_prompts: with a tokenizer, of any length; else they are a data set of the hub or of a folder.
+        makes_prompts: with a tokenizer, of any length; else they are a data set of the hub or in a file.
         metric: of a sample's row that says how right it was, 0 to 1; None where it is named by the length.
         filter: of the harness's filters of answers, the one that counts.
+        folder: of the harness's tasks, that has a file of each; for data in a user's own file.
     """
 
     tasks: tuple[str, ...]
@@ -22,6 +23,7 @@ class Suite:
     makes_prompts: bool = False
     metric: str | None = "exact_match"
     filter: str = "none"
+    folder: str = ""
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -35,6 +37,11 @@ SUITES = {
         makes_prompts=True,
         metric=None,
     ),
-    "aime": Suite(("aime24",), ("aime25",)),
-    "gpqa": Suite(("gpqa_diamond_cot_zeroshot",), ("gpqa_main_cot_zeroshot",), filter="flexible-extract"),
+    "aime": Suite(("aime24",), ("aime25",), folder="aime"),
+    "gpqa": Suite(
+        ("gpqa_diamond_cot_zeroshot",),
+        ("gpqa_main_cot_zeroshot",),
+        filter="flexible-extract",
+        folder="gpqa/cot_zeroshot",
+    ),
 }

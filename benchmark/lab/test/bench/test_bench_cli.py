@@ -183,6 +183,24 @@ def test_a_missing_tokenizer_and_an_unknown_suite(words: list[str]) -> None:
     assert "unknown suite 'mmlu': choose from ruler" in unknown.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "tasks", "problem"),
+    [
+        ("questions.txt", "aime24", "give a file that ends in .csv"),
+        ("questions.csv", "aime24,aime25", "--data holds one task's questions: name that one, --tasks"),
+    ],
+)
+def test_data_that_no_task_can_read(
+    words: list[str], tmp_path: Path, name: str, tasks: str, problem: str
+) -> None:
+    file = tmp_path / name
+    file.write_text("")
+    with chat_server(lambda _: says("right")) as url:
+        result = bench(["aime", *words[1:5]], "--url", url, "--data", str(file), "--tasks", tasks)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+
+
 def test_what_another_harness_writes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "samples_ruler_vt_2026-01-01.jsonl"
     file.write_text('{"id": 1}')
