@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,14 @@ class Run(msgspec.Struct):
         return f"{self.model} {self.selector} {self.budget:g}"
 
 
+class Document(msgspec.Struct):
+    """What ``--json`` writes: how it came about, and the runs, that of ``--url`` first."""
+
+    command: str
+    versions: dict[str, str]
+    runs: list[Run]
+
+
 def read_run(file: Path) -> Run:
     """The run of ``--url`` in a file of ``--json``.
 
@@ -88,7 +99,7 @@ def read_run(file: Path) -> Run:
         BenchError: it holds none.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Run])[0]
+        return msgspec.json.decode(file.read_bytes(), type=Document).runs[0]
     except (OSError, msgspec.MsgspecError, IndexError) as error:
         raise BenchError(
             f"{file} is no run of this command: name one that --json wrote, or an address"
@@ -96,4 +107,7 @@ def read_run(file: Path) -> Run:
 
 
 def write_runs(file: Path, runs: list[Run]) -> None:
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+    command = shlex.join(["sgl-importance", *sys.argv[1:]])
+    versions = {name: version(name) for name in ("sgl-importance", "sgl-importance-lab")}
+    document = Document(command, versions, runs)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
