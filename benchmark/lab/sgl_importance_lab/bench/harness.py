@@ -15,6 +15,7 @@ from sgl_importance_lab.bench.bench_run import Asked, BenchError, Sample
 from sgl_importance_lab.bench.suites import SUITES
 
 PINS = Path(__file__).with_name("harness_pins.txt")
+CALL = Path(__file__).with_name("harness_call.py")
 NAME = next(line for line in PINS.read_text(encoding="utf-8").split() if line.startswith("lm_eval"))
 DEFAULT_FOLDER = Path.home() / ".cache" / "sgl-importance" / NAME.replace("==", "-")
 LOG_CHARACTERS = 300
@@ -74,88 +75,92 @@ def samples_of(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = _config(asked, length, base_url, model, clients, folder)
-        if SUITES[asked.suite].makes_prompts:
-            config["metadata"] = {"tokenizer": str(data), "max_seq_lengths": [length]}
-        elif data is not None:
-            config["tasks"] = [_own_data(python, asked, data, folder)]
-        file = folder / "config.yaml"
-        file.write_text(json.dumps(config), encoding="utf-8")  # which is YAML, too
+        call = _call(python, asked, length, base_url, model, data, clients, folder)
+        file, samples = folder / "call.json", folder / "samples.json"
+        file.write_text(json.dumps(call), encoding="utf-8")
         ended = subprocess.run(
-            [python, "-m", "lm_eval", "run", "--config", file],
+            [python, CALL, file, samples],
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        files = sorted((folder / "out").rglob("samples_*.jsonl"))
-        if ended.returncode or not files:
+        if ended.returncode:
             raise BenchError(f"{NAME} failed: {_last_error(ended.stdout)}")
-        return [each for file in files for each in read_samples(file, asked.suite, length)]
+        return read_samples(samples.read_bytes(), asked.suite, length)
 
 
-def read_samples(file: Path, suite: str, length: int) -> list[Sample]:
-    """What the harness wrote of one task, in order of its prompts.
+def read_samples(written: bytes, suite: str, length: int) -> list[Sample]:
+    """What the harness wrote, by task in order of its prompts.
 
     Raises:
-        BenchError: it is another harness's file.
+        BenchError: another release of it wrote that.
     """
-    task = file.name.removeprefix("samples_").rpartition("_")[0]
     chosen = SUITES[suite]
     metric = chosen.metric or str(length)
-    found = []
     try:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = msgspec.json.decode(line)
-            if row["filter"] == chosen.filter:
-                answer = str(row["filtered_resps"][0])
-                sample = Sample(task, row["doc_id"], row["prompt_hash"], float(row[metric]), answer)
-                found.append(sample)
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise BenchError(f"{file.name} is not what {NAME} writes: {error!r}") from error
-    return sorted(found, key=lambda sample: sample.number)
+        found = [
+            Sample(task, row["doc_id"], row["prompt_hash"], float(row[metric]), str(row["filtered_resps"][0]))
+            for task, rows in msgspec.json.decode(written).items()
+            for row in rows
+            if row["filter"] == chosen.filter
+        ]
+    except (msgspec.DecodeError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise BenchError(f"samples that {NAME} does not write ({error!r}): add --install") from error
+    return sorted(found, key=lambda sample: (sample.task, sample.number))
 
 
-def _config(
-    asked: Asked, length: int, base_url: str, model: str, clients: int, folder: Path
+def _call(
+    python: Path,
+    asked: Asked,
+    length: int,
+    base_url: str,
+    model: str,
+    data: Path | None,
+    clients: int,
+    folder: Path,
 ) -> dict[str, Any]:
-    route = "chat/completions" if asked.chat else "completions"
-    model_arguments = {
-        "model": model,
-        "base_url": f"{base_url}/v1/{route}",
-        "tokenizer_backend": "none",
-        "tokenized_requests": False,
-        "num_concurrent": clients,
-        "max_retries": 1,
-        "timeout": 10**6,  # ours is shorter, and says what to do
-    }
-    config: dict[str, Any] = {
+    """What ``harness_call.py`` is told."""
+    suite = SUITES[asked.suite]
+    tasks = next(python.parents[1].glob("lib/python*/site-packages/lm_eval/tasks")) / suite.folder
+    metadata: dict[str, Any] = {}
+    if suite.makes_prompts:
+        metadata = {"tokenizer": str(data), "max_seq_lengths": [length]}
+    elif data is not None:
+        tasks = _own_data(tasks / f"{asked.tasks[0]}.yaml", data, folder)
+    return {
         "model": "local-chat-completions" if asked.chat else "local-completions",
-        "model_args": model_arguments,
+        "model_args": {
+            "model": model,
+            "base_url": f"{base_url}/v1/{'chat/completions' if asked.chat else 'completions'}",
+            "tokenizer_backend": "none",
+            "tokenized_requests": False,
+            "num_concurrent": clients,
+            "max_retries": 1,
+            "timeout": 10**6,  # ours is shorter, and says what to do
+        },
+        "folders": [str(tasks)],
         "tasks": asked.tasks,
         "limit": asked.samples,
-        "log_samples": True,
-        "output_path": str(folder / "out"),
-        "apply_chat_template": asked.chat,
+        "gen_kwargs": None if asked.answer_tokens is None else {"max_gen_toks": asked.answer_tokens},
+        "chat": asked.chat,
+        "metadata": metadata,
     }
-    if asked.answer_tokens is not None:
-        config["gen_kwargs"] = {"max_gen_toks": asked.answer_tokens}
-    return config
 
 
-def _own_data(python: Path, asked: Asked, data: Path, folder: Path) -> str:
-    """A task of the harness with its data from a file."""
-    task = asked.tasks[0]
-    (tasks,) = python.parents[1].glob("lib/python*/site-packages/lm_eval/tasks")
+def _own_data(task: Path, data: Path, folder: Path) -> Path:
+    """A folder with one task of the harness that has its data from a file."""
     changed = {
-        "include": str(tasks / SUITES[asked.suite].folder / f"{task}.yaml"),
+        "include": str(task),
         "dataset_path": DATA_TYPES[data.suffix],
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"train": str(data), "test": str(data)}},
+        "task": task.stem,
     }
-    file = folder / f"{task}.yaml"
-    file.write_text(json.dumps(changed), encoding="utf-8")
-    return str(file)
+    own = folder / "tasks"
+    own.mkdir()
+    (own / task.name).write_text(json.dumps(changed), encoding="utf-8")  # which is YAML, too
+    return own
 
 
 def _python(folder: Path) -> Path:

@@ -23,21 +23,19 @@ from pathlib import Path
 
 if sys.argv[1] == "-c":
     sys.exit(0)
-config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
-length = config["metadata"]["max_seq_lengths"][0]
-out = Path(config["output_path"]) / "served"
-out.mkdir(parents=True)
-for task in config["tasks"]:
-    rows = []
-    for number in reversed(range(config["limit"])):
+call = json.loads(Path(sys.argv[2]).read_text())
+length = call["metadata"]["max_seq_lengths"][0]
+samples = {{}}
+for task in call["tasks"]:
+    for number in reversed(range(call["limit"])):
         prompt = f"{{task}} {{length}} {{number}}"
-        sent = {{"model": config["model_args"]["model"], "prompt": prompt, "temperature": 0}}
-        url = config["model_args"]["base_url"]
+        sent = {{"model": call["model_args"]["model"], "prompt": prompt, "temperature": 0}}
+        url = call["model_args"]["base_url"]
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(sent).encode())) as reply:
             text = json.load(reply)["choices"][0]["text"]
         row = {{"doc_id": number, "filter": "none", "prompt_hash": prompt, "filtered_resps": [text]}}
-        rows.append(json.dumps({{**row, str(length): float(text == "right"), "4096": -1.0}}))
-    (out / f"samples_{{task}}_2026-01-01T00-00-00.jsonl").write_text("\\n".join(rows))
+        samples.setdefault(task, []).append({{**row, str(length): float(text == "right"), "4096": -1.0}})
+Path(sys.argv[3]).write_text(json.dumps(samples))
 '''
 
 
@@ -45,6 +43,7 @@ for task in config["tasks"]:
 def words(tmp_path: Path) -> list[str]:
     """Arguments that name the stand-in and a tokenizer."""
     folder = tmp_path / "harness"
+    (folder / "lib" / "python3" / "site-packages" / "lm_eval" / "tasks").mkdir(parents=True)
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(HARNESS.format(python=sys.executable))
@@ -201,22 +200,19 @@ def test_data_that_no_task_can_read(
     assert problem in result.stderr
 
 
-def test_what_another_harness_writes_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "samples_ruler_vt_2026-01-01.jsonl"
-    file.write_text('{"id": 1}')
-    with pytest.raises(BenchError, match="is not what lm_eval"):
-        harness.read_samples(file, "ruler", 1024)
+def test_what_another_harness_writes_is_refused() -> None:
+    with pytest.raises(BenchError, match="samples that lm_eval==.* does not write"):
+        harness.read_samples(b'{"ruler_vt": [{"id": 1}]}', "ruler", 1024)
 
 
-def test_of_two_filters_the_one_of_the_suite_counts(tmp_path: Path) -> None:
-    file = tmp_path / "samples_gpqa_diamond_cot_zeroshot_2026-01-01T00-00-00.jsonl"
+def test_of_two_filters_the_one_of_the_suite_counts() -> None:
     row = {"doc_id": 0, "prompt_hash": "p", "filtered_resps": ["(A)"]}
     rows = [
         {**row, "filter": "strict-match", "exact_match": 0.0},
         {**row, "filter": "flexible-extract", "exact_match": 1.0},
     ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    (sample,) = harness.read_samples(file, "gpqa", 0)
+    written = json.dumps({"gpqa_diamond_cot_zeroshot": rows}).encode()
+    (sample,) = harness.read_samples(written, "gpqa", 0)
     assert (sample.task, sample.score) == ("gpqa_diamond_cot_zeroshot", 1.0)
 
 
