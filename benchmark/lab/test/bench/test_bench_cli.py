@@ -201,7 +201,7 @@ def test_data_that_no_task_can_read(
 
 
 def test_what_another_harness_writes_is_refused() -> None:
-    with pytest.raises(BenchError, match="samples that lm_eval==.* does not write"):
+    with pytest.raises(BenchError, match="does not write"):
         harness.read_samples(b'{"ruler_vt": [{"id": 1}]}', "ruler", 1024)
 
 
