@@ -35,7 +35,17 @@ def install(folder: Path) -> Path:
     print(f"{NAME} goes to {folder}: 0.9 GB, some minutes", file=sys.stderr)
     try:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        words = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "-r", PINS]
+        words: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-cache-dir",
+            "--no-deps",
+            "-r",
+            PINS,
+        ]
         subprocess.run(words, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise BenchError(f"{NAME} could not be installed into {folder}: {error}") from error
