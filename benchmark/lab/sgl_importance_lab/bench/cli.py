@@ -243,7 +243,7 @@ def _show_pairs(first: Run, second: Run, pairs: list[Paired]) -> None:
         )
     show(table)
     if any(row.verdict == NO_VERDICT for row in pairs):
-        typer.echo(f"No verdict where {first.name} is right in under half.")
+        typer.echo(f"No verdict where {first.name} scores under a half.")
 
 
 def _ends(estimate: Estimate) -> str:

@@ -13,7 +13,7 @@ RIGHT = 1.0
 SIGNIFICANT = 0.05
 LEAST_CEILING = 0.5
 NO_VERDICT = "none"
-"""Where the first is right in too few to lose anything."""
+"""Where the first scores too little to lose anything."""
 
 
 @dataclass(frozen=True, slots=True)
