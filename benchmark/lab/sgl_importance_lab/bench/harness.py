@@ -132,7 +132,7 @@ def _call(
 ) -> dict[str, Any]:
     """What ``harness_call.py`` is told."""
     suite = SUITES[asked.suite]
-    tasks = next(python.parents[1].glob("lib/python*/site-packages/lm_eval/tasks")) / suite.folder
+    tasks = next(python.absolute().parents[1].glob("lib/python*/site-packages/lm_eval/tasks")) / suite.folder
     metadata: dict[str, Any] = {}
     if suite.makes_prompts:
         metadata = {"tokenizer": str(data), "max_seq_lengths": [length]}
@@ -164,7 +164,7 @@ def _own_data(task: Path, data: Path, folder: Path) -> Path:
         "include": str(task),
         "dataset_path": DATA_TYPES[data.suffix],
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"train": str(data), "test": str(data)}},
+        "dataset_kwargs": {"data_files": dict.fromkeys(("train", "test"), str(data.absolute()))},
         "task": task.stem,
     }
     own = folder / "tasks"
