@@ -24,7 +24,12 @@ from pathlib import Path
 if sys.argv[1] == "-c":
     sys.exit(0)
 call = json.loads(Path(sys.argv[2]).read_text())
-length = call["metadata"]["max_seq_lengths"][0]
+length = call["metadata"].get("max_seq_lengths", [0])[0]
+for file in Path(call["folders"][0]).glob("*.yaml"):  # a task with its questions from a user's file
+    task = json.loads(file.read_text())
+    assert Path(task["include"]).is_absolute()
+    assert Path(task["dataset_kwargs"]["data_files"]["train"]).read_text() == "questions"
+    assert task["dataset_path"] == "csv"
 samples = {{}}
 for task in call["tasks"]:
     for number in reversed(range(call["limit"])):
@@ -34,7 +39,8 @@ for task in call["tasks"]:
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(sent).encode())) as reply:
             text = json.load(reply)["choices"][0]["text"]
         row = {{"doc_id": number, "filter": "none", "prompt_hash": prompt, "filtered_resps": [text]}}
-        samples.setdefault(task, []).append({{**row, str(length): float(text == "right"), "4096": -1.0}})
+        scores = dict.fromkeys((str(length), "exact_match"), float(text == "right"))
+        samples.setdefault(task, []).append({{**row, **scores}})
 Path(sys.argv[3]).write_text(json.dumps(samples))
 '''
 
@@ -180,6 +186,19 @@ def test_a_missing_tokenizer_and_an_unknown_suite(words: list[str]) -> None:
         assert "name its folder, --tokenizer" in bench(arguments).stderr
         unknown = bench(["mmlu", *arguments[1:]])
     assert "unknown suite 'mmlu': choose from ruler" in unknown.stderr
+
+
+def test_questions_from_a_user_s_file(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("questions.csv").write_text("questions")
+    with chat_server(lambda _: says("right")) as url:
+        arguments = ["aime", "--url", url, "--harness", "harness", "--data", "questions.csv"]
+        result = bench(arguments, "--json", "runs.json", "--samples", "3")
+    assert result.exit_code == 0, result.output
+    samples = document(Path("runs.json"))[0]["parts"][0]["samples"]
+    assert [(each["task"], each["score"]) for each in samples] == [("aime24", 1.0)] * 3
 
 
 @pytest.mark.parametrize(
