@@ -23,6 +23,7 @@ ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard"
 # Imported when a database is named, for the tree of sglang, or in a server that runs a control arm.
 NEEDS_MORE = (
     "sgl_importance.placement.ledger.postgres_database",
+    "sgl_importance_lab.bench.harness_call",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
 )

@@ -10,6 +10,7 @@ from sgl_importance.errors import ImportanceError
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
 COMMANDS = (
     "agree",
+    "bench",
     "conformance",
     "kernels",
     "kv-size",

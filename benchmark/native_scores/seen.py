@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmark.native_scores.teacher import WatchedDecoder
-from benchmark.sparse.real.decoder import Prefill
+from sgl_importance_lab.trained_model.decoder import Prefill
 
 
 class Seen(Prefill):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmark.native_scores.training import Trained
-from benchmark.sparse.real.decoder import Shape
+from sgl_importance_lab.trained_model.decoder import Shape
 from benchmark.sparse.real.summary import KINDS
 from sgl_importance_lab.selectors.registry import ALL_SELECTORS
 from sgl_importance_lab.study.statistics import Estimate, mean_of, ratio_of

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmark.sparse.real.decoder import Decoder, Prefill
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 
 FIRST_ROW = 256

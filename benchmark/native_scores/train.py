@@ -31,7 +31,7 @@ from benchmark.native_scores.indexer import IndexerShape
 from benchmark.native_scores.teacher import FIRST_ROW, WatchedDecoder, read_lesson, write_lesson
 from benchmark.native_scores.texts import passages
 from benchmark.native_scores.training import train_layer
-from benchmark.sparse.real.decoder import UnknownModel
+from sgl_importance_lab.trained_model.decoder import UnknownModel
 from benchmark.sparse.real.windows import NoText, default_texts, text_at
 
 OF_KIND = 12

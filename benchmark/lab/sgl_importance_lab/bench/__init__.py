@@ -1,0 +1,1 @@
+"""Standard benchmarks against any OpenAI-compatible server, made by the field's own harness."""

@@ -1,0 +1,37 @@
+"""What a server is that a benchmark asks: its model, and what sglang tells of its selector of pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_importance_lab.bench.bench_run import Asked, Run
+from sgl_importance_lab.probe.chat_client import ChatClient, ServerError
+
+
+class BenchedServer(ChatClient):
+    """Asks one server what it is."""
+
+    async def flags(self) -> dict[str, Any]:
+        """sglang's own; empty for any other server."""
+        try:
+            told = await self._request("GET", "/server_info")
+        except ServerError:
+            return {}
+        return told if isinstance(told, dict) else {}
+
+
+async def new_run(url: str, api_key: str | None, timeout: float, asked: Asked, body: dict[str, Any]) -> Run:
+    """A run that nothing has been asked in yet.
+
+    Raises:
+        ServerError: no OpenAI-compatible server answers there.
+    """
+    client = BenchedServer(url, api_key, timeout)
+    async with client:
+        model, flags = await client.model(), await client.flags()
+        hints = body.get("kv_hints") or {}
+        selector = hints.get("selector") or flags.get("kv_sparse_selector")
+        budget = hints.get("budget") or flags.get("kv_sparse_budget")
+        if selector in (None, "all"):
+            budget = None
+        return Run(asked, client.base_url, model, body, selector, budget, [])
