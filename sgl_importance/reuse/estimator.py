@@ -20,7 +20,7 @@ from sgl_importance.reuse.life_table import (
     GROUP,
     MAX_AGE,
     NUM_AGE_BUCKETS,
-    NUM_EXACT_BUCKETS,
+    NUM_GROUPS,
     FloatArray,
     age_bucket,
 )
@@ -36,8 +36,6 @@ DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 
 FIRST_COLUMNS = 32
 """Classes for which there is room at first. Of all that there are, a server sees a few dozen."""
-NUM_GROUPS = (MAX_AGE - EXACT_AGE) // GROUP + 1
-"""Groups of requests that can hold an open interval."""
 _STARTS: list[int] = BUCKET_STARTS.tolist()
 
 
@@ -54,6 +52,9 @@ class ReuseEstimator:
     """
 
     def __init__(self) -> None:
+        from sgl_importance.reuse.reached import AGES, count_reached  # imports numba
+
+        self._count_reached, self._ages = count_reached, AGES
         self.clock = 0
         self.version = 0
         """Grows whenever the index changes."""
@@ -62,7 +63,7 @@ class ReuseEstimator:
         # gives it no memory until it is written to.
         self._open = np.zeros((EXACT_AGE + NUM_GROUPS, FIRST_COLUMNS), dtype=np.int32)
         self._hits = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_AGE_BUCKETS, FIRST_COLUMNS))  # as the ring: requests add rows
+        self._reached = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
         self._index: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
         self._rows: list[int] = []  # of hazards and probabilities, by class
@@ -72,17 +73,7 @@ class ReuseEstimator:
     def tick(self) -> int:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
-        leaving, group = self._open[self.clock % EXACT_AGE], self._open[_group_row(self.clock - EXACT_AGE)]
-        if self.clock % GROUP == 0:
-            group[:] = 0  # intervals that began one round of the ring before have passed MAX_AGE
-        group += leaving
-        leaving[:] = 0
-        reachable = int(np.searchsorted(BUCKET_STARTS[:NUM_EXACT_BUCKETS], self.clock))
-        starts = (self.clock - BUCKET_STARTS[:reachable]) % EXACT_AGE
-        self._reached[:reachable] += self._open.take(starts, axis=0)
-        if (self.clock + 1) % GROUP == 0:  # else no group's last request gets to a bucket
-            for bucket in range(NUM_EXACT_BUCKETS, NUM_AGE_BUCKETS):
-                self._reached[bucket] += self._open[_group_row(self.clock - _STARTS[bucket])]
+        self._count_reached(self.clock, self._open, self._reached, self._ages)
         if self.clock % REFRESH_INTERVAL == 0:
             self._hits *= DECAY
             self._reached *= DECAY
@@ -132,7 +123,7 @@ class ReuseEstimator:
         each, copies."""
         hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
         classes, columns = list(self._columns), list(self._columns.values())
-        hits[classes], reached[classes] = self._hits[columns], self._reached[:, columns].T
+        hits[classes], reached[classes] = self._hits[columns], self._reached[columns]
         return hits, reached
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
@@ -142,7 +133,7 @@ class ReuseEstimator:
         self._hits[:] = self._reached[:] = 0.0
         for reuse_class in np.flatnonzero(hits.any(axis=1) | reached.any(axis=1)).tolist():
             column = self._column(reuse_class)
-            self._hits[column], self._reached[:, column] = hits[reuse_class], reached[reuse_class]
+            self._hits[column], self._reached[column] = hits[reuse_class], reached[reuse_class]
         self.clock = clock
         self.refresh()
 
@@ -161,7 +152,7 @@ class ReuseEstimator:
             column = self._columns[reuse_class] = len(self._columns)
             if column == len(self._hits):
                 self._hits = np.concatenate((self._hits, np.zeros_like(self._hits)))
-                self._reached = np.hstack((self._reached, np.zeros_like(self._reached)))
+                self._reached = np.concatenate((self._reached, np.zeros_like(self._reached)))
                 self._open = np.hstack((self._open, np.zeros_like(self._open)))
         return column
 
@@ -170,12 +161,12 @@ class ReuseEstimator:
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, by its number, then one for each level's classes without.
-        with_evidence = set(np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1)).tolist())
+        with_evidence = set(np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1)).tolist())
         active = sorted(each for each, column in self._columns.items() if column in with_evidence)
         columns = [self._columns[each] for each in active]
         levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
-        hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[:, columns].T
+        hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[columns]
         self._hazards = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
         rows = len(active) + levels
         rows[active] = np.arange(len(active))

@@ -21,14 +21,9 @@ import numpy.typing as npt
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.reached import AGES, Ages, IntervalArray, count_reached
 from sgl_importance_lab.replay.cache import ReplayCounts
-from sgl_importance_lab.replay.compiled.open_intervals import (
-    AGES,
-    Ages,
-    IntervalArray,
-    count_reached,
-    no_intervals,
-)
+from sgl_importance_lab.replay.compiled.open_intervals import no_intervals
 from sgl_importance_lab.replay.sessions import BlockFacts, access_classes
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
 
