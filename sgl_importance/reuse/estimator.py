@@ -44,6 +44,11 @@ def _group_row(start: int) -> int:
     return EXACT_AGE + start // GROUP % NUM_GROUPS
 
 
+def _row_in(rows: dict[int, int], reuse_class: int) -> int:
+    """Of the class's estimate: classes without evidence share their level's row behind those with it."""
+    return rows.get(reuse_class, len(rows) + reuse_class % NUM_VISIT_LEVELS)
+
+
 class ReuseEstimator:
     """Reuse of nodes by class and age, learnt online. The clock counts admitted requests.
 
@@ -64,9 +69,8 @@ class ReuseEstimator:
         self._open = np.zeros((EXACT_AGE + NUM_GROUPS, FIRST_COLUMNS), dtype=np.int32)
         self._hits = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
         self._reached = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
-        self._index: list[list[float]] = []
+        self._index: tuple[dict[int, int], list[list[float]]] = {}, []  # rows by class; values by row
         self._hazards: FloatArray = np.empty(0)
-        self._rows: list[int] = []  # of hazards and probabilities, by class
         self._probabilities: list[list[float]] | None = None  # computed on demand
         self.refresh()
 
@@ -161,28 +165,26 @@ class ReuseEstimator:
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, by its number, then one for each level's classes without.
-        with_evidence = set(np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1)).tolist())
-        active = sorted(each for each, column in self._columns.items() if column in with_evidence)
+        with_evidence = (self._reached.any(axis=1) | self._hits.any(axis=1)).tolist()
+        active = sorted(each for each, column in self._columns.items() if with_evidence[column])
         columns = [self._columns[each] for each in active]
-        levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
         hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[columns]
-        self._hazards = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
-        rows = len(active) + levels
-        rows[active] = np.arange(len(active))
-        self._rows = rows.tolist()
-        index: list[list[float]] = retention_index(self._hazards).tolist()
-        self._index = [index[row] for row in self._rows]  # one list: the ledger's thread reads it, too
+        levels = [each % NUM_VISIT_LEVELS for each in active] + list(range(NUM_VISIT_LEVELS))
+        self._hazards = hazards(hits, reached, np.array(levels, dtype=np.int64))
+        rows = {each: row for row, each in enumerate(active)}
+        self._index = rows, retention_index(self._hazards).tolist()  # at once: the ledger's thread reads it
         self._probabilities = None
         self.version += 1
 
     def index(self, reuse_class: int, age: int) -> float:
         """Reuses per admitted request that keeping a node of this class and age can earn."""
-        return self._index[reuse_class][age_bucket(age)]
+        return self.bucket_index(reuse_class)[age_bucket(age)]
 
     def bucket_index(self, reuse_class: int) -> list[float]:
         """``index`` by age bucket."""
-        return self._index[reuse_class]
+        rows, index = self._index
+        return index[_row_in(rows, reuse_class)]
 
     def probability(self, reuse_class: int, age: int) -> float:
         """P(a node of this class and age is visited in the next ``EXACT_AGE`` admitted requests), in whole
@@ -192,12 +194,12 @@ class ReuseEstimator:
             ends = [max(age_bucket(first + EXACT_AGE), bucket + 1) for bucket, first in enumerate(_STARTS)]
             within = [1.0 - missed[:, bucket:end].prod(axis=1) for bucket, end in enumerate(ends)]
             self._probabilities = np.stack(within, axis=1).tolist()
-        return self._probabilities[self._rows[reuse_class]][age_bucket(age)]
+        return self._probabilities[_row_in(self._index[0], reuse_class)][age_bucket(age)]
 
     def probability_within(self, reuse_class: int, age: int, horizon: int) -> float:
         """P(a node of this class and age is visited in the next ``horizon`` admitted requests)."""
         survival = 1.0
-        hazard = self._hazards[self._rows[reuse_class]]
+        hazard = self._hazards[_row_in(self._index[0], reuse_class)]
         age = max(age, 1)
         end = age + horizon
         for bucket in range(age_bucket(age), NUM_AGE_BUCKETS):
