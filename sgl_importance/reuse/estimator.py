@@ -165,8 +165,8 @@ class ReuseEstimator:
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, by its number, then one for each level's classes without.
-        with_evidence = (self._reached.any(axis=1) | self._hits.any(axis=1)).tolist()
-        active = sorted(each for each, column in self._columns.items() if with_evidence[column])
+        with_evidence = set(np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1)).tolist())
+        active = sorted(each for each, column in self._columns.items() if column in with_evidence)
         columns = [self._columns[each] for each in active]
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
         hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[columns]
