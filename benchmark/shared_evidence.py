@@ -35,7 +35,7 @@ from sgl_importance_lab.replay.sessions import access_classes
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 FRACTIONS = (0.01, 0.05)
-LENGTHS = (500, 2000)
+LENGTHS = (250, 500, 1000, 2000)
 ALONE, SHARED, LEARNT = "alone", "shared", "all learnt"
 
 Counts = tuple[dict[int, FloatArray], dict[int, FloatArray]]
