@@ -23,7 +23,7 @@ IntervalArray = npt.NDArray[np.int32]
 classes]."""
 
 
-class Ages(NamedTuple):
+class AgeTable(NamedTuple):
     """Constants as an argument: numba would freeze globals into its cache.
 
     Attributes:
@@ -39,12 +39,12 @@ class Ages(NamedTuple):
     num_groups: int
 
 
-AGES = Ages(BUCKET_STARTS, BUCKET_OF_AGE, GROUP, NUM_GROUPS)
+AGES = AgeTable(BUCKET_STARTS, BUCKET_OF_AGE, GROUP, NUM_GROUPS)
 _AGES = numba.typeof(AGES)  # type: ignore[no-untyped-call]
 
 
 @njit(numba.void(numba.int64, numba.int32[:, ::1], numba.float64[:, ::1], _AGES))
-def count_reached(clock: int, open_intervals: IntervalArray, reached: FloatArray, ages: Ages) -> None:
+def count_reached(clock: int, open_intervals: IntervalArray, reached: FloatArray, ages: AgeTable) -> None:
     """A request is admitted: open intervals that get to a bucket with it are counted there.
 
     Args:

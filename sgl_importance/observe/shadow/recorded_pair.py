@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS, ShadowPair
 from sgl_importance.observe.trace.reader import TraceReader
 from sgl_importance.observe.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished
@@ -26,7 +28,8 @@ def recorded_pair(reader: TraceReader, chunk_tokens: int = SERVER_CHUNK_TOKENS) 
     capacity = header.capacity_tokens.get("device", 0) // header.page_size
     if not capacity:
         return None
-    cost = CostModel(**{**header.cost, "bytes_per_token": int(header.cost["bytes_per_token"])})
+    constants: dict[str, Any] = {**header.cost, "bytes_per_token": int(header.cost["bytes_per_token"])}
+    cost = CostModel(**constants)
     pair = ShadowPair(
         capacity, header.page_size, cost, _GHOSTS_PER_PAGE * capacity, chunk_tokens=chunk_tokens
     )
