@@ -24,6 +24,7 @@ from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
 from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.formats.detect import read_trace
@@ -40,7 +41,7 @@ sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolv
 
 from benchmark.serving.workloads import load_parameters, make_workload
 
-from support.recordings import shadows_of, wait_until_recorded
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess
 
 PAGE, POOL, CHUNK, HOST_RATIO = 16, 4096, 256, 2
@@ -90,7 +91,9 @@ def measure(workload: str, policy: str, tiers: str, at_a_time: int, requests: in
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         found = serve(prompts, flags, at_a_time, folder)
-        compared = shadows_of(open_trace(folder), CHUNK).comparison
+        pair = recorded_pair(open_trace(folder), CHUNK)
+        assert pair is not None
+        compared = pair.comparison
         trace = read_trace(folder)
         replayed = choose_replay(policy, ReplayMode.NODES, chunk_tokens=CHUNK)(trace, POOL // PAGE)
         tokens = int(trace.input_tokens.sum())  # with those of the request that warms the server up

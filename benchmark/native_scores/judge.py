@@ -34,9 +34,9 @@ from benchmark.native_scores.texts import UNSEEN, judged_part
 from benchmark.native_scores.training import Trained, load_indexers
 from benchmark.results import print_rows, write_results
 from benchmark.sparse.real.choosing import Estimator, exact_answers, of_selector
-from sgl_importance_lab.trained_model.decoder import UnknownModel
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from benchmark.sparse.real_model import PAGE, arm_row, selector_of
+from sgl_importance_lab.trained_model.decoder import UnknownModel
 
 ARMS = "oracle,bits,shared/sum,dim16/sum,dim32/sum,dim32/max"
 """Selectors; ``shared`` is exact attention of all heads together, ``dimN`` the indexer of N dimensions."""

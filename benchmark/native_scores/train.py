@@ -31,8 +31,8 @@ from benchmark.native_scores.indexer import IndexerShape
 from benchmark.native_scores.teacher import FIRST_ROW, WatchedDecoder, read_lesson, write_lesson
 from benchmark.native_scores.texts import passages
 from benchmark.native_scores.training import train_layer
-from sgl_importance_lab.trained_model.decoder import UnknownModel
 from benchmark.sparse.real.windows import NoText, default_texts, text_at
+from sgl_importance_lab.trained_model.decoder import UnknownModel
 
 OF_KIND = 12
 """Passages that each text is divided into; how many are learned from is for ``--lessons`` to say."""

@@ -19,7 +19,7 @@ from sgl_importance.cli.client_arguments import (
     print_json,
 )
 from sgl_importance.cli.server_client import DEFAULT_URL, ServerError
-from sgl_importance.observe.shadow.comparison import CONFIDENCE, gain_interval, verdict
+from sgl_importance.observe.shadow.comparison import CONFIDENCE, gain_interval, knee, verdict
 from sgl_importance.terminal import add_texts, show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
@@ -58,44 +58,78 @@ def observe(
 
 
 def summarize(document: dict[str, Any]) -> dict[str, Any]:
-    """Shares, interval and verdict of a snapshot's comparison.
+    """Shares, intervals, verdict and advice of a comparison.
 
     Args:
-        document: of ``GET /kv_importance``, from a server under observe.
+        document: of ``GET /kv_importance``, from a server under observe; or ``{"observe":
+            ShadowPair.document()}``, from a recording.
     """
     observed = document["observe"]
     batches = [(int(prompt), int(gained)) for prompt, gained in observed["batches"]]
-    interval = gain_interval(batches, observed["requests"])
     prompt_tokens = max(observed["prompt_tokens"], 1)
+    found = "lru", "importance", *(["server"] if "server_hit_tokens" in observed else [])
     return {
-        **{name: value for name, value in observed.items() if name != "batches"},
-        "lru_hit_rate": observed["lru_hit_tokens"] / prompt_tokens,
-        "importance_hit_rate": observed["importance_hit_tokens"] / prompt_tokens,
-        "server_hit_rate": observed["server_hit_tokens"] / prompt_tokens,
+        **{
+            name: value
+            for name, value in observed.items()
+            if name not in ("batches", "larger_pools", "write_back")
+        },
+        **{f"{name}_hit_rate": observed[f"{name}_hit_tokens"] / prompt_tokens for name in found},
         "gain": (observed["saved_tokens"] - observed["lost_tokens"]) / prompt_tokens,
-        "gain_interval": interval,
+        "gain_interval": gain_interval(batches, observed["requests"]),
         "confidence": CONFIDENCE,
         "verdict": str(verdict(batches, observed["requests"])),
-        "larger_pool": _larger_pool(observed),
+        "bend_tokens": _bend(observed),
+        "changes": _changes(observed),
         "volatile": document.get("volatile", []),
     }
 
 
-def _larger_pool(observed: dict[str, Any]) -> dict[str, Any] | None:
-    """What LRU finds there; None from a server of 0.1.0, which does not look."""
-    if (larger := observed.get("larger_pool")) is None:
+def _changes(observed: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each change would compute, and what it saves beside what it replaces; the most first.
+
+    A server of 0.1.0 knows of no larger pool.
+    """
+    prompt_tokens = max(observed["prompt_tokens"], 1)
+
+    def change(name: str, hits: int, beside: int, batches: list[tuple[int, int]]) -> dict[str, Any]:
+        pairs = [(int(prompt), int(gained)) for prompt, gained in batches]
+        return {
+            "change": name,
+            "hit_tokens": hits,
+            "computed_tokens": observed["prompt_tokens"] - hits,
+            "gain": (hits - beside) / prompt_tokens,
+            "gain_interval": gain_interval(pairs, observed["requests"]),
+        }
+
+    now = observed["lru_hit_tokens"]
+    changes = [change("importance", observed["importance_hit_tokens"], now, observed["batches"])]
+    for pool in observed.get("larger_pools", ()):
+        changes.append(change(f"{pool['times']} times the pool", pool["hit_tokens"], now, pool["batches"]))
+    if (back := observed.get("write_back")) is not None:
+        beside = back["write_through_hit_tokens"]
+        changes.append(change("write_back", back["hit_tokens"], beside, back["batches"]))
+    return sorted(changes, key=lambda each: -each["gain"])
+
+
+def _bend(observed: dict[str, Any]) -> int | None:
+    """Device tokens behind which more memory brings less than on average; None where nobody looked."""
+    pools = observed.get("larger_pools")
+    if not pools or not observed["prompt_tokens"]:
         return None
-    batches = [(int(prompt), int(gained)) for prompt, gained in larger["batches"]]
-    return {
-        "times": larger["times"],
-        "hit_tokens": larger["hit_tokens"],
-        "gain": (larger["hit_tokens"] - observed["lru_hit_tokens"]) / max(observed["prompt_tokens"], 1),
-        "gain_interval": gain_interval(batches, observed["requests"]),
-    }
+    times = [1, *(pool["times"] for pool in pools)]
+    hits = [observed["lru_hit_tokens"], *(pool["hit_tokens"] for pool in pools)]
+    return int(times[knee(times, hits)] * observed["capacity_tokens"])
+
+
+_CHANGES = {
+    "importance": "--kv-policy importance",
+    "write_back": "--hicache-write-policy write_back, beside write_through",
+}
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Prints the table and the verdict."""
+    """Prints the tables and the verdict."""
     table = Table(
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -106,7 +140,6 @@ def print_report(report: dict[str, Any]) -> None:
     table.add_column("tokens", justify="right")
     table.add_column("share", justify="right")
     total = max(report["prompt_tokens"], 1)
-    larger = report["larger_pool"]
     for title, name in (
         ("by LRU", "lru_hit_tokens"),
         ("by importance", "importance_hit_tokens"),
@@ -115,27 +148,36 @@ def print_report(report: dict[str, Any]) -> None:
         ("  by both", "agreed_tokens"),
         ("by this server", "server_hit_tokens"),
     ):
-        add_texts(table, title, f"{report[name]:,}", f"{report[name] / total:.2%}")
-    changes = [(report["verdict"], report)]
-    if larger is not None:
-        pool, found = f"{larger['times']} times the pool", larger["hit_tokens"]
-        add_texts(table, f"by LRU in {pool}", f"{found:,}", f"{found / total:.2%}")
-        changes.append((f"{pool}, with LRU", larger))
+        if name in report:
+            add_texts(table, title, f"{report[name]:,}", f"{report[name] / total:.2%}")
     show(table)
-    for change, worth in sorted(changes, key=lambda each: -each[1]["gain"]):
-        typer.echo(f"{change}: {_worth(worth, report['confidence'])}")
+    show(_advice(report))
+    typer.echo(report["verdict"])
+    if (bend := report["bend_tokens"]) is not None:
+        typer.echo(f"with LRU, memory beyond {bend:,} tokens brings less than on average")
     for place in report["volatile"]:
         typer.echo(f"no policy helps where {place['sentence']}: {place['cure']}")
-    if report["dropped_events"]:
+    if report.get("dropped_events"):
         typer.echo(f"{report['dropped_events']:,} events were not followed: the comparison has gaps")
-    if report["failed"]:
+    if report.get("failed"):
         typer.echo("the comparison ended with an error: see the server's log")
 
 
-def _worth(found: dict[str, Any], confidence: float) -> str:
-    """What a change saves beside LRU, with its interval where there is one."""
-    gain = f"{found['gain']:+.2%} of prompt tokens"
-    if found["gain_interval"] is None:
-        return gain
-    low, high = found["gain_interval"]
-    return f"{gain} ({confidence:.0%} interval {low:+.2%} to {high:+.2%})"
+def _advice(report: dict[str, Any]) -> Table:
+    """The changes, what pays most first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("change")
+    for title in ("computes", "saves of prompt tokens", f"{report['confidence']:.0%} interval"):
+        table.add_column(title, justify="right")
+    now = report["prompt_tokens"] - report["lru_hit_tokens"]
+    add_texts(table, "none: LRU, device alone", f"{now:,}", "", "")
+    for change in report["changes"]:
+        interval = change["gain_interval"]
+        add_texts(
+            table,
+            _CHANGES.get(change["change"], f"{change['change']}, LRU"),
+            f"{change['computed_tokens']:,}",
+            f"{change['gain']:+.2%}",
+            "too early" if interval is None else "{:+.2%} to {:+.2%}".format(*interval),
+        )
+    return table

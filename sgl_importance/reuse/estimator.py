@@ -20,7 +20,7 @@ from sgl_importance.reuse.life_table import (
     GROUP,
     MAX_AGE,
     NUM_AGE_BUCKETS,
-    NUM_EXACT_BUCKETS,
+    NUM_GROUPS,
     FloatArray,
     age_bucket,
 )
@@ -36,14 +36,17 @@ DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 
 FIRST_COLUMNS = 32
 """Classes for which there is room at first. Of all that there are, a server sees a few dozen."""
-NUM_GROUPS = (MAX_AGE - EXACT_AGE) // GROUP + 1
-"""Groups of requests that can hold an open interval."""
 _STARTS: list[int] = BUCKET_STARTS.tolist()
 
 
 def _group_row(start: int) -> int:
     """Of the open intervals that began in the request's group."""
     return EXACT_AGE + start // GROUP % NUM_GROUPS
+
+
+def _row_in(rows: dict[int, int], reuse_class: int) -> int:
+    """Of the class's estimate: classes without evidence share their level's row behind those with it."""
+    return rows.get(reuse_class, len(rows) + reuse_class % NUM_VISIT_LEVELS)
 
 
 class ReuseEstimator:
@@ -54,6 +57,9 @@ class ReuseEstimator:
     """
 
     def __init__(self) -> None:
+        from sgl_importance.reuse.reached import AGES, count_reached  # imports numba
+
+        self._count_reached, self._ages = count_reached, AGES
         self.clock = 0
         self.version = 0
         """Grows whenever the index changes."""
@@ -62,27 +68,16 @@ class ReuseEstimator:
         # gives it no memory until it is written to.
         self._open = np.zeros((EXACT_AGE + NUM_GROUPS, FIRST_COLUMNS), dtype=np.int32)
         self._hits = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_AGE_BUCKETS, FIRST_COLUMNS))  # as the ring: requests add rows
-        self._index: list[list[float]] = []
+        self._reached = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
+        self._index: tuple[dict[int, int], list[list[float]]] = {}, []  # rows by class; values by row
         self._hazards: FloatArray = np.empty(0)
-        self._rows: list[int] = []  # of hazards and probabilities, by class
         self._probabilities: list[list[float]] | None = None  # computed on demand
         self.refresh()
 
     def tick(self) -> int:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
-        leaving, group = self._open[self.clock % EXACT_AGE], self._open[_group_row(self.clock - EXACT_AGE)]
-        if self.clock % GROUP == 0:
-            group[:] = 0  # intervals that began one round of the ring before have passed MAX_AGE
-        group += leaving
-        leaving[:] = 0
-        reachable = int(np.searchsorted(BUCKET_STARTS[:NUM_EXACT_BUCKETS], self.clock))
-        starts = (self.clock - BUCKET_STARTS[:reachable]) % EXACT_AGE
-        self._reached[:reachable] += self._open.take(starts, axis=0)
-        if (self.clock + 1) % GROUP == 0:  # else no group's last request gets to a bucket
-            for bucket in range(NUM_EXACT_BUCKETS, NUM_AGE_BUCKETS):
-                self._reached[bucket] += self._open[_group_row(self.clock - _STARTS[bucket])]
+        self._count_reached(self.clock, self._open, self._reached, self._ages)
         if self.clock % REFRESH_INTERVAL == 0:
             self._hits *= DECAY
             self._reached *= DECAY
@@ -132,7 +127,7 @@ class ReuseEstimator:
         each, copies."""
         hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
         classes, columns = list(self._columns), list(self._columns.values())
-        hits[classes], reached[classes] = self._hits[columns], self._reached[:, columns].T
+        hits[classes], reached[classes] = self._hits[columns], self._reached[columns]
         return hits, reached
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
@@ -142,7 +137,7 @@ class ReuseEstimator:
         self._hits[:] = self._reached[:] = 0.0
         for reuse_class in np.flatnonzero(hits.any(axis=1) | reached.any(axis=1)).tolist():
             column = self._column(reuse_class)
-            self._hits[column], self._reached[:, column] = hits[reuse_class], reached[reuse_class]
+            self._hits[column], self._reached[column] = hits[reuse_class], reached[reuse_class]
         self.clock = clock
         self.refresh()
 
@@ -161,7 +156,7 @@ class ReuseEstimator:
             column = self._columns[reuse_class] = len(self._columns)
             if column == len(self._hits):
                 self._hits = np.concatenate((self._hits, np.zeros_like(self._hits)))
-                self._reached = np.hstack((self._reached, np.zeros_like(self._reached)))
+                self._reached = np.concatenate((self._reached, np.zeros_like(self._reached)))
                 self._open = np.hstack((self._open, np.zeros_like(self._open)))
         return column
 
@@ -170,28 +165,26 @@ class ReuseEstimator:
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, by its number, then one for each level's classes without.
-        with_evidence = set(np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1)).tolist())
+        with_evidence = set(np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1)).tolist())
         active = sorted(each for each, column in self._columns.items() if column in with_evidence)
         columns = [self._columns[each] for each in active]
-        levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
-        hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[:, columns].T
-        self._hazards = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
-        rows = len(active) + levels
-        rows[active] = np.arange(len(active))
-        self._rows = rows.tolist()
-        index: list[list[float]] = retention_index(self._hazards).tolist()
-        self._index = [index[row] for row in self._rows]  # one list: the ledger's thread reads it, too
+        hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[columns]
+        levels = [each % NUM_VISIT_LEVELS for each in active] + list(range(NUM_VISIT_LEVELS))
+        self._hazards = hazards(hits, reached, np.array(levels, dtype=np.int64))
+        rows = {each: row for row, each in enumerate(active)}
+        self._index = rows, retention_index(self._hazards).tolist()  # at once: the ledger's thread reads it
         self._probabilities = None
         self.version += 1
 
     def index(self, reuse_class: int, age: int) -> float:
         """Reuses per admitted request that keeping a node of this class and age can earn."""
-        return self._index[reuse_class][age_bucket(age)]
+        return self.bucket_index(reuse_class)[age_bucket(age)]
 
     def bucket_index(self, reuse_class: int) -> list[float]:
         """``index`` by age bucket."""
-        return self._index[reuse_class]
+        rows, index = self._index
+        return index[_row_in(rows, reuse_class)]
 
     def probability(self, reuse_class: int, age: int) -> float:
         """P(a node of this class and age is visited in the next ``EXACT_AGE`` admitted requests), in whole
@@ -201,12 +194,12 @@ class ReuseEstimator:
             ends = [max(age_bucket(first + EXACT_AGE), bucket + 1) for bucket, first in enumerate(_STARTS)]
             within = [1.0 - missed[:, bucket:end].prod(axis=1) for bucket, end in enumerate(ends)]
             self._probabilities = np.stack(within, axis=1).tolist()
-        return self._probabilities[self._rows[reuse_class]][age_bucket(age)]
+        return self._probabilities[_row_in(self._index[0], reuse_class)][age_bucket(age)]
 
     def probability_within(self, reuse_class: int, age: int, horizon: int) -> float:
         """P(a node of this class and age is visited in the next ``horizon`` admitted requests)."""
         survival = 1.0
-        hazard = self._hazards[self._rows[reuse_class]]
+        hazard = self._hazards[_row_in(self._index[0], reuse_class)]
         age = max(age, 1)
         end = age + horizon
         for bucket in range(age_bucket(age), NUM_AGE_BUCKETS):

@@ -17,6 +17,8 @@ GROUP = 2**10
 """Requests of such a group: it divides ``EXACT_AGE``, and all starts of buckets from there on."""
 MAX_AGE = 2**18
 """Admitted requests after which an at-risk interval is given up."""
+NUM_GROUPS = (MAX_AGE - EXACT_AGE) // GROUP + 1
+"""Groups of requests that can hold an open interval."""
 
 
 def _bucket_starts() -> IntArray:

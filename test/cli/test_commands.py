@@ -245,3 +245,46 @@ def test_observe_reads_a_server_that_compares_no_larger_pool(capsys: pytest.Capt
     observe_command.print_report(observe_command.summarize({"observe": observed}))
     assert "times the pool" not in (printed := capsys.readouterr().out)
     assert "by importance only (saved)" in printed
+
+
+def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) -> None:
+    """A host tier whose policy saves more than ours, and less than four pools."""
+    even = [[100, 0]] * 10
+    observed = {
+        "lru_hit_tokens": 300,
+        "importance_hit_tokens": 310,
+        "server_hit_tokens": 300,
+        "requests": 1000,
+        "prompt_tokens": 1000,
+        "capacity_tokens": 512,
+        "batches": [[100, 1]] * 10,
+        "saved_tokens": 10,
+        "lost_tokens": 0,
+        "agreed_tokens": 300,
+        "dropped_events": 0,
+        "failed": False,
+        "larger_pools": [
+            {"times": times, "hit_tokens": hits, "batches": even}
+            for times, hits in ((2, 305), (4, 600), (8, 610))
+        ],
+        "write_back": {
+            "host_tokens": 1024,
+            "write_through_hit_tokens": 305,
+            "hit_tokens": 405,
+            "batches": [[100, 10]] * 10,
+        },
+    }
+    report = observe_command.summarize({"observe": observed})
+    names = [each["change"] for each in report["changes"]]
+    assert names == ["8 times the pool", "4 times the pool", "write_back", "importance", "2 times the pool"]
+    by_name = {each["change"]: each for each in report["changes"]}
+    assert by_name["write_back"]["gain"] == pytest.approx(0.1), "beside write_through"
+    assert by_name["write_back"]["computed_tokens"] == 595
+    assert by_name["importance"]["gain_interval"] == pytest.approx((0.01, 0.01))
+    assert report["bend_tokens"] == 4 * 512
+    observe_command.print_report(report)
+    printed = capsys.readouterr().out
+    assert (
+        printed.index("8 times the pool") < printed.index("write_back, beside") < printed.index("--kv-policy")
+    )
+    assert "memory beyond 2,048 tokens" in printed

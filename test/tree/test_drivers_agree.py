@@ -1,7 +1,7 @@
 """All who drive the policy evict the same pages, of the same classes and ages, where they can.
 
-The server's real tree, a shadow cache, the replay of nodes and of blocks, and the compiled one see the same
-requests: one tier, g = 1, ghosts without limit, one page to a block, one request at a time, each
+The server's real tree, a shadow cache, the replay of blocks and the compiled one see the same requests: one
+tier, g = 1, ghosts without limit, one page to a block, one request at a time, each
 bringing at most one page, so that every node is one. Room is made behind a request. What is left out is
 where they differ (docs/evidence/replay.md), and what ``test_where_drivers_differ.py`` shows one by one.
 """
@@ -28,7 +28,6 @@ from support.drivers.policy_drivers import (
     ServerTree,
     Shadow,
     counted,
-    replay_nodes_behind,
     tokens_of,
 )
 from support.drivers.tree_driver import PAGE
@@ -102,18 +101,14 @@ def check_agreement(drawn: Drawn, capacity: int) -> Counter[str]:
     facts = block_facts(trace)
     # Every page is a node and counts as one.
     facts = replace(facts, is_evidence=np.ones_like(facts.is_evidence))
-    nodes = NotingReplay(capacity, trace, whole_nodes=True)
     blocks = NotingReplay(capacity, trace, facts=facts)
-    assert replay_nodes_behind(trace, nodes, capacity) == hits
     assert replay_tree(trace, blocks).hit_blocks == hits
-    for replayed in (nodes, blocks):
-        replayed.note()
-    for driver in (nodes, blocks):
-        for request, (expected, known) in enumerate(zip(after, driver.after, strict=True)):
-            assert known == expected, (type(driver).__name__, request)
+    blocks.note()
+    for request, (expected, known) in enumerate(zip(after, blocks.after, strict=True)):
+        assert known == expected, request
     evicted = [(clock, *each) for clock, known in enumerate(after, start=1) for each in known.evicted]
     assert [tuple(row) for row in evictions(trace, capacity, facts).tolist()] == evicted
-    for policy in (shadow.policy, nodes.nodes.policy, blocks.nodes.policy):
+    for policy in (shadow.policy, blocks.nodes.policy):
         assert counted(policy) == counted(server.policy)
     classes = {each.reuse_class for known in after for each in known.kept}
     return traffic.happened + Counter({"evicted": len(evicted), "classes": len(classes)})

@@ -12,7 +12,6 @@ from sgl_importance.reuse.reuse_class import (
     transition_of,
 )
 from sgl_importance_lab.replay.cache import replay_tree
-from sgl_importance_lab.replay.radix_nodes import replay_nodes
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 from support.drivers.policy_drivers import (
@@ -43,12 +42,9 @@ def trace_of(paths: list[Pages], *, rest: int = 1, output_tokens: int = 1) -> Tr
     return builder.build()
 
 
-def replayed(trace: Trace, capacity: int = 99, *, whole_nodes: bool = False) -> NotingReplay:
-    replay = NotingReplay(capacity, trace, whole_nodes=whole_nodes)
-    if whole_nodes:
-        replay_nodes(trace, replay, capacity)
-    else:
-        replay_tree(trace, replay)
+def replayed(trace: Trace, capacity: int = 99) -> NotingReplay:
+    replay = NotingReplay(capacity, trace)
+    replay_tree(trace, replay)
     replay.note()
     return replay
 
@@ -133,29 +129,7 @@ def test_blocks_that_share_a_fate_count_once_in_a_replay_of_blocks():
     paths: list[Pages] = [(0,), (0, 1), (0, 1, 2), *[(0, 1, 2)] * 9]
     server, shadow = served(paths)
     replay = replayed(trace_of(paths))
-    nodes = replayed(trace_of(paths), whole_nodes=True)
-    policies = (server.policy, shadow.policy, nodes.nodes.policy, replay.nodes.policy)
-    of_server, of_shadow, of_nodes, of_blocks = (np.sum(counted(policy)[0]) for policy in policies)
-    assert of_server == of_shadow == of_nodes == 3 + 3 * 9
+    policies = (server.policy, shadow.policy, replay.nodes.policy)
+    of_server, of_shadow, of_blocks = (np.sum(counted(policy)[0]) for policy in policies)
+    assert of_server == of_shadow == 3 + 3 * 9
     assert of_blocks < of_server
-
-
-def test_a_replay_of_nodes_takes_the_facts_of_the_first_block():
-    """Two texts follow a node of two pages. To a trace only its second block is where they part."""
-    paths: list[Pages] = [(0, 1, 2), (0, 1, 3)]
-    for cache in served(paths):
-        assert block_type_of(of_page(cache.known(), 1)) is BlockType.SHARED_PREFIX
-    replay = replayed(trace_of(paths), whole_nodes=True)
-    assert block_type_of(of_page(replay.after[-1], 1)) is BlockType.USER
-
-
-def test_a_replay_of_nodes_does_not_recognise_the_rest_of_a_node_that_was_cut():
-    """Pages 1 to 3 are left of a node, evicted, and asked for again: one visit of 0, and one of the rest."""
-    paths: list[Pages] = [(0, 1, 2, 3), (0, 4), *[(5, 6)] * 3, (0, 1, 2, 3)]
-    for cache in served(paths, {5: 3}):
-        assert 3 in {each.page for each in cache.known().evicted}
-        assert np.sum(counted(cache.policy)[0]) == 5, "0 twice, 5 and 6 twice, the rest once"
-    for capacity, returns in ((5, 4), (99, 5)):
-        replay = replayed(trace_of(paths), capacity, whole_nodes=True)
-        assert (3 in {each.page for known in replay.after for each in known.evicted}) == (capacity == 5)
-        assert np.sum(counted(replay.nodes.policy)[0]) == returns

@@ -18,6 +18,7 @@ from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sgl_importance.tiers import Tier
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
@@ -35,7 +36,7 @@ from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
-from sglang_importance.tree.occupancy import full_attention_allocator
+from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -88,7 +89,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         pair = ShadowPair(
             device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
         )
-        shadowing = Shadowing(pair)
+        shadowing = Shadowing(pair, lambda: capacity_tokens(cache).get(Tier.HOST, 0) // page_size)
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
     if rows is not None:
         state.counters.emission_time = rows.time

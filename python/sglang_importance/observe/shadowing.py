@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
-from sgl_importance.observe.shadow.shadow_pair import LARGER, ShadowPair
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
@@ -29,10 +30,12 @@ class Shadowing:
 
     Args:
         pair: the caches; nobody else may touch them.
+        host_pages: says the size of the host tier, which sglang makes later; 0 where there is none.
     """
 
-    def __init__(self, pair: ShadowPair) -> None:
+    def __init__(self, pair: ShadowPair, host_pages: Callable[[], int] = lambda: 0) -> None:
         self._pair = pair
+        self._host_pages: Callable[[], int] | None = host_pages  # None once it was asked
         self._lock = threading.Lock()
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
@@ -87,23 +90,9 @@ class Shadowing:
     def document(self) -> dict[str, Any]:
         """The comparison so far; see ``docs/operate.md``."""
         with self._lock:
-            pair, compared = self._pair, self._pair.comparison
             return {
-                "capacity_tokens": pair.capacity * pair.page_size,
-                "requests": compared.requests,
-                "prompt_tokens": compared.prompt_tokens,
+                **self._pair.document(),
                 "server_hit_tokens": self._server_hit_tokens,
-                "lru_hit_tokens": compared.lru_hit_tokens,
-                "importance_hit_tokens": compared.other_hit_tokens,
-                "saved_tokens": compared.saved_tokens,
-                "lost_tokens": compared.lost_tokens,
-                "agreed_tokens": compared.agreed_tokens,
-                "batches": list(compared.batches),
-                "larger_pool": {
-                    "times": LARGER,
-                    "hit_tokens": pair.larger.other_hit_tokens,
-                    "batches": list(pair.larger.batches),
-                },
                 "waiting_events": self._worker.unfinished,
                 "dropped_events": self._worker.dropped,
                 "busy_seconds": self._busy_seconds,
@@ -132,6 +121,11 @@ class Shadowing:
 
     def _follow(self, event: _Event) -> None:
         request, sequence, answer_end = event
+        if self._host_pages is not None:
+            if pages := self._host_pages():
+                with self._lock:
+                    self._pair.add_host(pages)
+            self._host_pages = None
         if sequence is None:
             with self._lock:
                 if answer_end is None:
@@ -141,9 +135,9 @@ class Shadowing:
                 else:
                     self._pair.told(request, answer_end)
             return
-        pages = sequence.digests(self._pair.page_size)
+        digests = sequence.digests(self._pair.page_size)
         with self._lock:
             if answer_end is not None:
-                self._pair.finish(request, pages, len(sequence.tokens), answer_end)
+                self._pair.finish(request, digests, len(sequence.tokens), answer_end)
             else:
-                self._pair.admit(request, pages, len(sequence.tokens))
+                self._pair.admit(request, digests, len(sequence.tokens))

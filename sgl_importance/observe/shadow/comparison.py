@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
@@ -122,6 +123,27 @@ def gain_interval(batches: list[tuple[int, int]], requests: int) -> tuple[float,
     few_batches = student_quantile(at_risk, count - 1) / NormalDist().inv_cdf(at_risk)
     width = uniform_quantile(requests) * few_batches * error
     return ratio - width, ratio + width
+
+
+def knee(capacities: Sequence[float], rates: Sequence[float]) -> int:
+    """Where the curve of hits by capacity bends: behind this point more memory brings less than on average.
+
+    The point farthest above the line from nothing to the largest capacity (Satopaa et al., Finding a
+    "Kneedle" in a Haystack, 2011).
+
+    Args:
+        capacities: rising.
+        rates: hits or hit rates at these.
+
+    Returns:
+        Number of the point; 0 where nothing hits.
+    """
+    if not rates[-1]:
+        return 0
+    above = [
+        rate / rates[-1] - capacity / capacities[-1] for rate, capacity in zip(rates, capacities, strict=True)
+    ]
+    return max(range(len(above)), key=above.__getitem__)
 
 
 class Verdict(StrEnum):

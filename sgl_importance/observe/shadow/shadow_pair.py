@@ -1,6 +1,8 @@
-"""LRU and importance side by side, at the same capacity, on the same requests; and LRU with more memory."""
+"""LRU and importance side by side on the same requests, at the same capacity; and LRU with more memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from sgl_importance.observe.shadow.comparison import Comparison
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
@@ -15,17 +17,21 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 SERVER_CHUNK_TOKENS = 8192
 """sglang's ``--chunked-prefill-size`` where nobody says it; its own default is 2,048 to 16,384 by device."""
 
-
-LARGER = 2
-"""Pools in one: what more memory would be worth beside another policy."""
+POOLS = (2, 4, 8)
+"""Pools in one: what more memory would be worth beside another policy, and where that ends."""
 
 
 class ShadowPair:
-    """Shadow caches of LRU and importance, and of LRU in ``LARGER`` times the pool.
+    """Shadow caches of LRU and importance, and of LRU in more memory.
+
+    What both tiers of a server hold together is, to look-ups, one cache: under ``write_back`` that of both
+    sizes in one, under ``write_through`` the larger of them, since the host has a copy of what is on the
+    device. Copies take no time here.
 
     Attributes:
         comparison: of importance with LRU.
-        larger: of the larger pool with LRU.
+        larger: of LRU in so many times the pool with LRU, by the number of ``POOLS``.
+        write_back: of LRU in device and host with LRU in the larger of them; None without a host tier.
 
     Args:
         capacity: pages of the device tier.
@@ -46,23 +52,35 @@ class ShadowPair:
     ) -> None:
         self.capacity = capacity
         self.page_size = page_size
+        self.host_pages = 0
         self.comparison = Comparison()
-        self.larger = Comparison()
+        self.larger = {pools: Comparison() for pools in POOLS}
+        self.write_back: Comparison | None = None
         self._cost = cost
         self._ghost_pages = ghost_pages
         self._chunk_tokens = chunk_tokens
         self.reset()
 
+    def add_host(self, pages: int) -> None:
+        """The server has a host tier of this many pages, too. Ahead of the first request."""
+        assert not self.comparison.requests
+        self.host_pages = pages
+        self.write_back = Comparison()
+        self.reset()
+
     def reset(self) -> None:
         """Empties the caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
         ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
-        self.lru = self._cache(LruShadowRanking())
-        self.importance = self._cache(ranking)
-        self._lru_in_more = self._cache(LruShadowRanking(), LARGER)
+        self.importance = self._cache(ranking, self.capacity)
+        sizes = {self.capacity} | {pools * self.capacity for pools in POOLS}
+        if self.host_pages:
+            sizes |= {max(self.capacity, self.host_pages), self.capacity + self.host_pages}
+        self._lru = {size: self._cache(LruShadowRanking(), size) for size in sorted(sizes)}
+        self.lru = self._lru[self.capacity]
 
-    def _cache(self, ranking: ShadowRanking, pools: int = 1) -> ShadowCache:
+    def _cache(self, ranking: ShadowRanking, capacity: int) -> ShadowCache:
         return ShadowCache(
-            pools * self.capacity,
+            capacity,
             self.page_size,
             ranking,
             spare_pages=int(self.page_size > 1),
@@ -80,26 +98,59 @@ class ShadowPair:
         importance = self.importance.admit(request, pages, tokens)
         if lru is None or importance is None:
             return None
-        in_more = self._lru_in_more.admit(request, pages, tokens)
-        assert in_more is not None, "what a pool holds a larger one does"
+        found = {self.capacity: lru}
+        for size, cache in self._lru.items():
+            if size != self.capacity:
+                hits = cache.admit(request, pages, tokens)
+                assert hits is not None, "what a pool holds a larger one does"
+                found[size] = hits
         self.comparison.add(tokens, lru, importance)
-        self.larger.add(tokens, lru, in_more)
+        for pools, compared in self.larger.items():
+            compared.add(tokens, lru, found[pools * self.capacity])
+        if self.write_back is not None:
+            through = found[max(self.capacity, self.host_pages)]
+            self.write_back.add(tokens, through, found[self.capacity + self.host_pages])
         return lru, importance
 
     def finish(
         self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
     ) -> None:
         """A request ended with these tokens of prompt and answer."""
-        self.lru.finish(request, pages, tokens, answer_end)
-        self.importance.finish(request, pages, tokens, answer_end)
-        self._lru_in_more.finish(request, pages, tokens, answer_end)
+        for cache in (self.importance, *self._lru.values()):
+            cache.finish(request, pages, tokens, answer_end)
 
     def gone(self, request: str) -> None:
         """A request will not be finished."""
-        self.lru.gone(request)
-        self.importance.gone(request)
-        self._lru_in_more.gone(request)
+        for cache in (self.importance, *self._lru.values()):
+            cache.gone(request)
 
     def told(self, request: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended. Recency does not ask."""
         self.importance.told(request, answer_end)
+
+    def document(self) -> dict[str, Any]:
+        """What is compared so far, as ``GET /kv_importance`` has it; see ``docs/operate.md``."""
+        compared = self.comparison
+        document = {
+            "capacity_tokens": self.capacity * self.page_size,
+            "requests": compared.requests,
+            "prompt_tokens": compared.prompt_tokens,
+            "lru_hit_tokens": compared.lru_hit_tokens,
+            "importance_hit_tokens": compared.other_hit_tokens,
+            "saved_tokens": compared.saved_tokens,
+            "lost_tokens": compared.lost_tokens,
+            "agreed_tokens": compared.agreed_tokens,
+            "batches": list(compared.batches),
+            "larger_pools": [
+                {"times": pools, "hit_tokens": each.other_hit_tokens, "batches": list(each.batches)}
+                for pools, each in self.larger.items()
+            ],
+        }
+        if (back := self.write_back) is not None:
+            document["write_back"] = {
+                "host_tokens": self.host_pages * self.page_size,
+                "write_through_hit_tokens": back.lru_hit_tokens,
+                "hit_tokens": back.other_hit_tokens,
+                "batches": list(back.batches),
+            }
+        return document

@@ -14,6 +14,7 @@ from sgl_importance.observe.shadow.comparison import (
     Comparison,
     Verdict,
     gain_interval,
+    knee,
     student_quantile,
     verdict,
 )
@@ -103,3 +104,18 @@ def test_correlated_requests_widen_the_interval() -> None:
 def test_verdicts(gains: list[int], said: Verdict) -> None:
     assert verdict([(1000, gain) for gain in gains], 1000) is said
     assert verdict([(1000, gain) for gain in gains], MIN_REQUESTS - 1) is Verdict.TOO_EARLY
+
+
+@pytest.mark.parametrize(
+    ("hits", "bend"),
+    [
+        ((0, 0, 0, 0), 0),
+        ((50, 100, 100, 100), 1),
+        ((10, 20, 40, 80), 0),
+        ((10, 20, 70, 80), 2),
+        ((80, 80, 80, 80), 0),
+    ],
+)
+def test_memory_pays_up_to_the_bend(hits: tuple[int, ...], bend: int) -> None:
+    """Of one, two, four and eight pools; on a straight line the first point is as good as any."""
+    assert knee((1, 2, 4, 8), hits) == bend

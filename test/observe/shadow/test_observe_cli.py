@@ -11,14 +11,16 @@ from typer.testing import CliRunner, Result
 
 from sgl_importance.cli.observe_command import app
 from sgl_importance.cli.server_client import Server
+from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.trace import open_trace
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.replay.formats.detect import read_trace
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.sizing.cli import app as size_app
 
-from support.recordings import shadows_of, wait_until_recorded
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess, free_port
 from support.waiting import wait_until
 
@@ -56,7 +58,9 @@ def test_shadow_and_replay_compute_what_a_server_under_importance_does(
         wait_until_recorded(tmp_path, [reply["id"] for reply in replies])
     prompt_tokens = sum(reply["prompt_tokens"] for reply in replies)
     computed = prompt_tokens - sum(reply["cached_tokens"] for reply in replies)
-    of_shadow = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison.other_hit_tokens
+    pair = recorded_pair(open_trace(tmp_path), CHUNK_TOKENS)
+    assert pair is not None
+    of_shadow = pair.comparison.other_hit_tokens
     trace = read_trace(tmp_path)
     replay = choose_replay(IMPORTANCE, ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
     of_replay = replay(trace, POOL_TOKENS // PAGE_SIZE).hit_tokens
@@ -90,11 +94,19 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
 
     replay = choose_replay("lru", ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
     assert replay(read_trace(tmp_path), POOL_TOKENS // PAGE_SIZE).hit_tokens == report["lru_hit_tokens"]
-    replayed = shadows_of(open_trace(tmp_path), CHUNK_TOKENS)
-    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "saved_tokens", "lost_tokens"):
-        assert report[name] == getattr(replayed.comparison, name), name
-    assert report["importance_hit_tokens"] == replayed.comparison.other_hit_tokens
-    assert report["larger_pool"]["hit_tokens"] == replayed.larger.other_hit_tokens > report["lru_hit_tokens"]
+    sized = tmp_path / "size.json"
+    size = CliRunner().invoke(
+        size_app, [*map(str, (tmp_path, "--jobs", 1, "--chunk-tokens", CHUNK_TOKENS, "--json", sized))]
+    )
+    assert size.exit_code == 0, size.output
+    of_size = json.loads(sized.read_text())["observed"]
+    assert {name: report[name] for name in of_size if name != "volatile"} == {
+        name: value for name, value in of_size.items() if name != "volatile"
+    }, "both say the same of the same requests"
+    advice = {each["change"]: each for each in report["changes"]}
+    assert set(advice) == {"importance", "2 times the pool", "4 times the pool", "8 times the pool"}
+    assert advice["2 times the pool"]["hit_tokens"] > report["lru_hit_tokens"]
+    assert report["bend_tokens"] in [POOL_TOKENS * times for times in (1, 2, 4, 8)]
 
 
 @pytest.mark.parametrize("policy", ["importance", "default"])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
@@ -164,3 +165,30 @@ def test_chunks_change_nothing_where_everything_fits(drawn: list, chunk: int, ki
         for cache in (whole, chunked):
             cache.finish(str(number), query.pages.tolist(), query.input_tokens + query.output_tokens)
             cache.check_integrity()
+
+
+def test_a_host_tier_counts_whole_under_write_back_and_in_place_of_the_device_under_write_through() -> None:
+    """Six documents in turn, a device of three, a host of four: only both together hold them."""
+    pair = ShadowPair(2 * 3 + 2, PAGE_SIZE, CostModel(**COST), 64)
+    pair.add_host(2 * 4 + 2)
+    prompt = 2 * PAGE_SIZE + 1
+    for turn in range(5):
+        for document in range(6):
+            name, pages = f"{turn} {document}", [b"%d %d" % (document, page) for page in range(2)]
+            pair.admit(name, pages, prompt)
+            pair.finish(name, pages, prompt)
+    back = pair.write_back
+    assert back is not None
+    assert back.lru_hit_tokens == 0
+    assert back.other_hit_tokens == pair.larger[2].other_hit_tokens == 4 * 6 * 2 * PAGE_SIZE
+    document = pair.document()
+    assert document["write_back"]["hit_tokens"] == back.other_hit_tokens
+    assert document["lru_hit_tokens"] == 0
+
+
+def test_a_prompt_that_the_pool_refuses_is_in_no_larger_one() -> None:
+    pair = ShadowPair(2, PAGE_SIZE, CostModel(**COST), 8)
+    assert pair.admit("long", [b"a", b"b", b"c"], 3 * PAGE_SIZE) is None
+    assert pair.admit("short", [b"a"], PAGE_SIZE + 1) == (0, 0)
+    assert {compared.other_hit_tokens for compared in pair.larger.values()} == {0}
+    assert pair.comparison.requests == 1

@@ -13,7 +13,6 @@ from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
-from sgl_importance_lab.replay.radix_nodes import RadixTree
 from sgl_importance_lab.replay.trace import Trace
 
 from support.drivers.tree_driver import PAGE, TreeDriver
@@ -175,21 +174,6 @@ class Shadow:
 # ---- replays ----
 
 
-def replay_nodes_behind(trace: Trace, policy: ImportanceReplayPolicy, capacity: int) -> int:
-    """Hit blocks of whole nodes that are evicted behind each request, as the other drivers do here."""
-    tree = RadixTree(policy)
-    hits = 0
-    for index in range(trace.num_requests):
-        path = trace.request(index).tolist()
-        policy.begin_request(index)
-        node, matched = tree.match(path)
-        hits += matched
-        tree.release(tree.extend(node, path, matched))
-        while tree.used > capacity:
-            tree.evict()
-    return hits
-
-
 class NotingReplay(ImportanceReplayPolicy):
     """Notes what is known after each request."""
 
@@ -212,10 +196,6 @@ class NotingReplay(ImportanceReplayPolicy):
     def insert(self, block: int) -> None:
         super().insert(block)
         self._kept[block] = self.node(block)
-
-    def split(self, upper: int, lower: int) -> None:
-        super().split(upper, lower)
-        self._kept[upper] = self.node(upper)
 
     def victim(self) -> int:
         block = super().victim()

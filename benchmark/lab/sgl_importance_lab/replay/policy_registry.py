@@ -63,16 +63,13 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     return cast(type[EvictionPolicy], getattr(import_module(module), class_name))
 
 
-def create_policy(
-    name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False, seed: int = 0
-) -> EvictionPolicy:
+def create_policy(name: str, capacity: int, trace: Trace, *, seed: int = 0) -> EvictionPolicy:
     """A policy in its initial state; only the optimum is given the future of the trace.
 
     Args:
         name: one of POLICY_NAMES.
         capacity: blocks, or nodes, that the cache can hold.
         trace: the trace that is replayed.
-        whole_nodes: whether the policy will rank radix nodes instead of blocks.
         seed: of a policy that draws; others take none.
 
     Raises:
@@ -88,8 +85,8 @@ def create_policy(
         from sgl_importance_lab.replay.turn_replay import TurnReplayPolicy
 
         if has_answer_ends(trace):
-            return TurnReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
-        return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
+            return TurnReplayPolicy(capacity, trace)
+        return ImportanceReplayPolicy(capacity, trace)
     policy = load_policy(name)
     known = signature(policy).parameters
     arguments: dict[str, Any] = {"seed": seed} if "seed" in known else {}

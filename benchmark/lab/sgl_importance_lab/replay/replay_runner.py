@@ -131,7 +131,7 @@ def _replay_nodes(
 ) -> ReplayCounts:
     chunk_blocks = None if chunk_tokens is None else max(chunk_tokens // trace.block_tokens, 1)
     nodes = max(1, int(capacity / mean_node_blocks(trace, chunk_blocks=chunk_blocks)))
-    ranking = create_policy(policy, nodes, trace, whole_nodes=True, seed=seed)
+    ranking = create_policy(policy, nodes, trace, seed=seed)
     return replay_nodes(trace, ranking, capacity, chunk_blocks=chunk_blocks)
 
 

@@ -1,8 +1,6 @@
-"""Facts of a trace's blocks or nodes by which the policy ranks them, read off the trace's past."""
+"""Facts of a trace's blocks by which the policy ranks them, read off the trace's past."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
@@ -14,26 +12,21 @@ from sgl_importance_lab.replay.trace import Trace
 
 
 class TraceNodes:
-    """Every node that was asked for so far, in the cache or not: nothing is forgotten.
+    """Every block that was asked for so far, in the cache or not, as a node of its own: nothing is forgotten.
 
-    A node is known by its first block, and counts as one page whatever its length: nothing here depends on
-    that. A trace holds no attention, so g is 1.
+    A trace holds no attention, so g is 1.
 
     Args:
         trace: the trace that is replayed; only its past is used at any moment.
         cost: the cost model of restoring.
         facts: ``block_facts(trace)``, where the caller has them.
-        whole_nodes: whether a node is a run of blocks, which then counts as evidence once.
     """
 
-    def __init__(
-        self, trace: Trace, cost: CostModel, *, facts: BlockFacts | None = None, whole_nodes: bool = False
-    ) -> None:
+    def __init__(self, trace: Trace, cost: CostModel, *, facts: BlockFacts | None = None) -> None:
         self.policy = ImportancePolicy(cost, use_importance=False)
         self._tracker = ReuseTracker(self.policy.reuse, page_size=trace.block_tokens)
         self._trace = trace
         self._facts = facts if facts is not None else block_facts(trace)
-        self._is_evidence = np.ones_like(self._facts.is_evidence) if whole_nodes else self._facts.is_evidence
         self._nodes: dict[int, NodeMetadata] = {}
 
     def __getitem__(self, block: int) -> NodeMetadata:
@@ -45,10 +38,10 @@ class TraceNodes:
         self.policy.admit()
 
     def visit(self, block: int, access: int, position: int) -> None:
-        """The running request asks for a node.
+        """The running request asks for a block.
 
         Args:
-            block: first block of the node, which names it.
+            block: which names the node.
             access: number of the block access in the trace.
             position: blocks in front of it.
         """
@@ -58,29 +51,14 @@ class TraceNodes:
             block_type=BlockType(int(facts.block_types[access])),
             accesses=int(facts.accesses[access]),
             span=int(facts.spans[access]),
-            is_evidence=bool(self._is_evidence[access]),
+            is_evidence=bool(facts.is_evidence[access]),
         )
         known = self._nodes.get(block)
         if known is None:
             created = self._nodes[block] = self._create(position)
             self._tracker.created(created, transition, facts=told)
         else:
-            known.depth = (
-                position * self._trace.block_tokens
-            )  # what is left of a node that was cut begins later
             self._tracker.accessed(known, transition, told)
-
-    def split(self, block: int, upper: int, lower: int, position: int) -> None:
-        """A node was cut in two, by a request that visits the upper part next.
-
-        Args:
-            block: name of the node so far.
-            upper: first block of its first part, which ``position`` blocks precede.
-            lower: name of the other part from now on.
-        """
-        whole = self._nodes[lower] = self._nodes[block]
-        part = self._nodes[upper] = self._create(position)
-        self._tracker.also_at_risk(part, whole)
 
     def _create(self, position: int) -> NodeMetadata:
         tokens = self._trace.block_tokens

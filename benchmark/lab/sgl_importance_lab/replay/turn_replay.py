@@ -18,11 +18,9 @@ from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns
 class TurnReplayPolicy(ImportanceReplayPolicy):
     """See ``ImportanceReplayPolicy``, whose arguments these are."""
 
-    def __init__(
-        self, capacity: int, trace: Trace, *, facts: BlockFacts | None = None, whole_nodes: bool = False
-    ) -> None:
+    def __init__(self, capacity: int, trace: Trace, *, facts: BlockFacts | None = None) -> None:
         facts = facts if facts is not None else block_facts(trace)
-        super().__init__(capacity, trace, facts=facts, whole_nodes=whole_nodes)
+        super().__init__(capacity, trace, facts=facts)
         self._turns = TraceTurns(trace, facts)
         self._visited_by: dict[int, int] = {}  # the last turn to visit a node, by the node's name
         self._shared: set[int] = set()
@@ -48,7 +46,6 @@ class TurnReplayPolicy(ImportanceReplayPolicy):
     def victim(self) -> int:
         block = min(self._candidates, key=lambda block: (self.loss(block), self._visited_by[block]))
         self._candidates.remove(block)
-        del self._first_blocks[block]
         return block
 
     def loss(self, block: int) -> float:

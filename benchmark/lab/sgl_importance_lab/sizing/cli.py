@@ -13,8 +13,13 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from sgl_importance.cli.observe_command import print_report, summarize
+from sgl_importance.observe.shadow.recorded_pair import recorded_pair
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
+from sgl_importance.observe.trace import open_trace
 from sgl_importance.terminal import add_texts, fail, plain, show, some_path
 from sgl_importance.tiers import Tier
+from sgl_importance_lab.replay.formats import recorded
 from sgl_importance_lab.replay.formats.line_reader import ReadOptions
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.replay_arguments import (
@@ -89,6 +94,10 @@ def size_command(
         typer.Option(min=0, max=1e9, rich_help_panel=_PRICES, help="An hour of the hardware that prefills."),
     ] = 2.0,
     format_name: FormatName = None,
+    chunk_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="The recorded server's --chunked-prefill-size, for what observe says."),
+    ] = SERVER_CHUNK_TOKENS,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", parser=some_path, metavar="PATH", help="Write the result to this file."),
@@ -141,12 +150,25 @@ def size_command(
     needed = _lru_needs(trace, curves[name])
     show(_curve_table(trace, traffic, hardware, curves, needed))
     show(_sizes_table(hardware, chosen))
+    observed = _observed(recording, chunk_tokens)
+    if observed is not None:
+        typer.echo("as the recorded server would compute, with its pool and whole nodes:")
+        print_report(observed)
     if json_file is not None:
         document = _document(trace, traffic, hardware, prices, curves, chosen)
         document["curves"][name]["lru_needs_tokens"] = needed
+        document["observed"] = observed
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if plot_file is not None:
         plot_rows(rows, {trace.name: trace.num_blocks}, plot_file)
+
+
+def _observed(recording: Path, chunk_tokens: int) -> dict[str, Any] | None:
+    """What ``sgl-importance observe`` would have said of the recorded server; None of other traces."""
+    if not recorded.matches(recording):
+        return None
+    pair = recorded_pair(open_trace(recording), chunk_tokens)
+    return None if pair is None else summarize({"observe": pair.document()})
 
 
 def _traffic(trace: Trace, hours: float | None) -> Traffic:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.errors import ImportanceError
+from sgl_importance.observe.shadow.comparison import knee
 from sgl_importance.tiers import Tier
 
 HOURS_PER_MONTH = 730.0
@@ -117,12 +118,8 @@ class HitCurve:
         return float(self.tokens[place]) if place < len(self.tokens) else None
 
     def knee(self) -> float:
-        """Capacity behind which more memory brings less than on average: the point farthest above the line
-        from nothing to the largest capacity (Satopaa et al., Finding a "Kneedle" in a Haystack, 2011)."""
-        if self.rates[-1] == 0:
-            return float(self.tokens[0])
-        above = self.rates / self.rates[-1] - self.tokens / self.tokens[-1]
-        return float(self.tokens[int(above.argmax())])
+        """Capacity behind which more memory brings less than on average, as ``observe`` finds it."""
+        return float(self.tokens[knee(self.tokens.tolist(), self.rates.tolist())])
 
     def seconds_saved_per_gb(self, traffic: Traffic, hardware: Hardware) -> FloatArray:
         """Prefill seconds that each further GB saves on this traffic, between a capacity and the one before

@@ -21,14 +21,9 @@ import numpy.typing as npt
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.reached import AGES, AgeTable, IntervalArray, count_reached
 from sgl_importance_lab.replay.cache import ReplayCounts
-from sgl_importance_lab.replay.compiled.open_intervals import (
-    AGES,
-    Ages,
-    IntervalArray,
-    count_reached,
-    no_intervals,
-)
+from sgl_importance_lab.replay.compiled.open_intervals import no_intervals
 from sgl_importance_lab.replay.sessions import BlockFacts, access_classes
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
 
@@ -167,7 +162,7 @@ def _ordered(evidence: _Evidence, levels: IntArray) -> _Order:
 
 
 @numba.njit(cache=True)
-def _age_bucket(ages: Ages, age: int) -> int:
+def _age_bucket(ages: AgeTable, age: int) -> int:
     last = len(ages.bucket_of_age) - 1
     bucket = ages.bucket_of_age[min(age, last)]
     if age > last:
@@ -261,7 +256,7 @@ def _cheapest(
 
 @numba.njit(cache=True)
 def _count_visit(
-    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: Ages
+    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: AgeTable
 ) -> None:
     """An interval that began at clock ``start`` ends."""
     ring, exact = len(open_intervals) - ages.num_groups, len(ages.bucket_of_age)
@@ -282,7 +277,7 @@ def _serve(
     cache: _Cache,
     evidence: _Evidence,
     order: _Order,
-    ages: Ages,
+    ages: AgeTable,
     counts: IntArray,
     log: IntArray,
 ) -> None:

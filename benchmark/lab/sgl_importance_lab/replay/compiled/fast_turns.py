@@ -17,15 +17,10 @@ import numpy.typing as npt
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.reached import AGES, AgeTable, IntervalArray, count_reached
 from sgl_importance.reuse.turns import Classify, turn_class
 from sgl_importance_lab.replay.cache import ReplayCounts
-from sgl_importance_lab.replay.compiled.open_intervals import (
-    AGES,
-    Ages,
-    IntervalArray,
-    count_reached,
-    no_intervals,
-)
+from sgl_importance_lab.replay.compiled.open_intervals import no_intervals
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance_lab.replay.trace_turns import GONE_ON, OVER, TraceTurns
@@ -46,7 +41,7 @@ class _Requests(NamedTuple):
     seconds: FloatArray
     block_tokens: int
     capacity: int
-    ages: Ages
+    ages: AgeTable
     gone_on: int
     over: int
 
@@ -155,7 +150,7 @@ def replay_estimated(trace: Trace, capacity: int, facts: BlockFacts, turns: Trac
 
 
 @numba.njit(cache=True)
-def _age_bucket(ages: Ages, age: int) -> int:
+def _age_bucket(ages: AgeTable, age: int) -> int:
     last = len(ages.bucket_of_age) - 1
     bucket = ages.bucket_of_age[min(age, last)]
     if age > last:
@@ -166,7 +161,7 @@ def _age_bucket(ages: Ages, age: int) -> int:
 
 @numba.njit(cache=True)
 def _count_visit(
-    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: Ages
+    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: AgeTable
 ) -> None:
     """An interval that began at clock ``start`` ends."""
     ring, exact = len(open_intervals) - ages.num_groups, len(ages.bucket_of_age)

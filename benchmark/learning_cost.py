@@ -1,0 +1,127 @@
+"""What learning costs the scheduler's thread: life tables and ghosts, on the real tree.
+
+    python benchmark/learning_cost.py
+
+Processor time of the calling thread inside the calls that learn (``ReuseTracker``, ``TurnTracker`` and the
+clock of ``ReuseEstimator``, with the index that follows), while 1, 64 and 256 requests run at a time: a
+shared cached prefix, 32 new tokens each, a pool that evicts. No end of an answer is known there, so turns
+are not followed (``follows_turns``). ``a_request`` is the median life of a request in microseconds;
+``a_step`` is what of it falls on a decode step of so many running requests whose answers have
+``ANSWER_TOKENS`` tokens, an assumption. What the two clocks around a call cost is taken off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import numpy as np
+import typer
+from results import RESULTS, print_rows, write_results
+from rich.progress import track
+from scheduler_cost import Tree
+
+from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.nodes.turn_tracker import TurnTracker
+from sgl_importance.reuse.estimator import ReuseEstimator
+
+RUNNING = (1, 64, 256)
+ANSWER_TOKENS = 256
+LEARNING = {
+    ReuseTracker: ("created", "accessed", "ended", "answered", "holds", "split", "removed"),
+    TurnTracker: ("finished", "told"),
+    ReuseEstimator: ("tick",),
+}
+
+
+class Clock:
+    """Nanoseconds inside outermost calls, and how many there were."""
+
+    def __init__(self) -> None:
+        self.nanoseconds = self.calls = 0
+        self._is_inside = False
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return call(*args, **kwargs)
+            self._is_inside = True
+            start = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.nanoseconds += time.thread_time_ns() - start
+                self.calls += 1
+                self._is_inside = False
+
+        return wrapped
+
+    def read(self) -> tuple[int, int]:
+        found = self.nanoseconds, self.calls
+        self.nanoseconds = self.calls = 0
+        return found
+
+
+@contextmanager
+def learning_timed() -> Iterator[Clock]:
+    clock = Clock()
+    with ExitStack() as stack:
+        for owner, names in LEARNING.items():
+            for name in names:
+                stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name))))
+        yield clock
+
+
+def cost_of_a_clock() -> float:
+    """Nanoseconds that an empty call measures."""
+    clock = Clock()
+    empty = clock.timed(lambda: None)
+    for _ in range(20_000):
+        empty()
+    nanoseconds, calls = clock.read()
+    return nanoseconds / calls
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=64, help="In all, of each number that run at a time.")] = 2048,
+    out: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "learning_cost.json",
+) -> None:
+    """Measures and writes the JSON."""
+    rows: list[dict[str, Any]] = []
+    for running in RUNNING:
+        tree = Tree(running)
+        lives, calls_of = [], []
+        with learning_timed() as clock:
+            spent = cost_of_a_clock()
+            # The index follows every 16 requests, so a life of fewer is counted with those around it.
+            batch = max(running, 64)
+            for _ in track(range(max(requests // batch, 3)), description=f"{running} running"):
+                for _ in range(batch // running):
+                    tree.lives()
+                nanoseconds, calls = clock.read()
+                lives.append((nanoseconds - calls * spent) / batch / 1e3)
+                calls_of.append(calls / batch)
+        turns = tree.driver.component.state.policy.turns
+        a_request = float(np.median(lives[1:]))
+        rows.append(
+            {
+                "running": running,
+                "calls_of_a_request": float(np.median(calls_of[1:])),
+                "follows_turns": bool(turns._turns),
+                "a_request": a_request,
+                "low": float(np.quantile(lives[1:], 0.1)),
+                "high": float(np.quantile(lives[1:], 0.9)),
+                "answer_tokens": ANSWER_TOKENS,
+                "a_step": a_request * running / ANSWER_TOKENS,
+            }
+        )
+    print_rows("learning on the scheduler's thread, microseconds", rows)
+    typer.echo(f"written to {write_results('learning_cost', rows, out=out)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

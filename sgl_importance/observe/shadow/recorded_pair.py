@@ -1,0 +1,52 @@
+"""The shadow caches of ``observe``, behind a recording in place of a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS, ShadowPair
+from sgl_importance.observe.trace.reader import TraceReader
+from sgl_importance.observe.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.reuse.answer_end import AnswerEnd
+
+_GHOSTS_PER_PAGE = 4  # as on a server
+_ANSWER_ENDS = {end.name.lower(): end for end in AnswerEnd}
+
+
+def recorded_pair(reader: TraceReader, chunk_tokens: int = SERVER_CHUNK_TOKENS) -> ShadowPair | None:
+    """What a server under ``observe`` would have compared while the recording was made.
+
+    Args:
+        reader: of the recording.
+        chunk_tokens: the server's ``--chunked-prefill-size``, which is not recorded.
+
+    Returns:
+        None where the recording does not say how large the device tier was.
+    """
+    header = reader.header
+    capacity = header.capacity_tokens.get("device", 0) // header.page_size
+    if not capacity:
+        return None
+    constants: dict[str, Any] = {**header.cost, "bytes_per_token": int(header.cost["bytes_per_token"])}
+    cost = CostModel(**constants)
+    pair = ShadowPair(
+        capacity, header.page_size, cost, _GHOSTS_PER_PAGE * capacity, chunk_tokens=chunk_tokens
+    )
+    prompts: dict[int, int] = {}
+    for record in reader:
+        match record:
+            case Header():  # a server's life begins
+                pair.reset()
+                prompts.clear()
+            case RequestAdmitted():
+                prompts[record.request] = record.input_tokens
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                pair.admit(str(record.request), pages, record.input_tokens)
+            case RequestFinished() if record.reason != "retracted" and record.request in prompts:
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                tokens = prompts.pop(record.request) + record.output_tokens
+                pair.finish(str(record.request), pages, tokens, _ANSWER_ENDS[record.answer_end])
+            case AnswerTold():
+                pair.told(str(record.request), _ANSWER_ENDS[record.answer_end])
+    return pair
