@@ -51,7 +51,7 @@ class Paired:
 def mcnemar(lost: int, won: int) -> float:
     """Exact two-sided p of McNemar's test (1947): ``lost`` and ``won`` of a fair coin's tosses."""
     tosses = lost + won
-    tail = sum(comb(tosses, each) for each in range(min(lost, won) + 1)) / 2**tosses
+    tail = float(sum(comb(tosses, each) for each in range(min(lost, won) + 1)) / 2**tosses)
     return min(1.0, 2 * tail)
 
 
