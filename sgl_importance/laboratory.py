@@ -14,6 +14,7 @@ COMMANDS = (
     "conformance",
     "kernels",
     "kv-size",
+    "layers",
     "probe",
     "reason",
     "replay",

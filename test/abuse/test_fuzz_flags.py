@@ -45,6 +45,8 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "study sensitivity": ("folder",),
     "study thinking": ("folder",),
     "study reuse": ("ok.jsonl",),
+    "bench": ("aime", *NOBODY, "--data", "requests.jsonl"),
+    "layers": ("folder",),
     "agree": ("requests.jsonl", *NOBODY, "--compare", NOBODY[1]),
     "conformance producer": ("os:getcwd",),
     "conformance consumer": ("os:getcwd",),

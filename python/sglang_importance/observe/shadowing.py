@@ -53,6 +53,11 @@ class Shadowing:
 
     def admitted(self, req: Req) -> None:
         self._server_hit_tokens += req.cached_tokens_device
+        if self._host_pages is not None:  # by the first request all tiers exist
+            if pages := self._host_pages():
+                with self._lock:
+                    self._pair.add_host(pages)
+            self._host_pages = None
         self._offer((req.rid, prompt_of(req), None))
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
@@ -121,11 +126,6 @@ class Shadowing:
 
     def _follow(self, event: _Event) -> None:
         request, sequence, answer_end = event
-        if self._host_pages is not None:
-            if pages := self._host_pages():
-                with self._lock:
-                    self._pair.add_host(pages)
-            self._host_pages = None
         if sequence is None:
             with self._lock:
                 if answer_end is None:

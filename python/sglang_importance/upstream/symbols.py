@@ -104,6 +104,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.io_struct.AbortReq": None,
     f"{_SRT}.managers.io_struct.BatchTokenizedGenerateReqInput": None,
     f"{_SRT}.managers.io_struct.BatchTokenizedEmbeddingReqInput": None,
+    f"{_SRT}.managers.io_struct.TokenizedEmbeddingReqInput": None,
     f"{_SRT}.managers.scheduler.Scheduler.abort_request": "self, recv_req",
     f"{_SRT}.managers.scheduler.Scheduler.collect_inflight_reqs": "self",
     f"{_SRT}.managers.io_struct.EmbeddingReqInput": None,

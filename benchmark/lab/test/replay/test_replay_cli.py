@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -298,6 +299,7 @@ def _running_in_group(group: int) -> list[int]:
 def test_ctrl_c_that_another_thread_gets_waits_too() -> None:
     """The kernel gives a signal to any thread that takes it, such as a progress bar's."""
     is_over, ended = threading.Event(), []
+    woken, wakes = socket.socketpair()
     other = threading.Thread(target=is_over.wait)
     other.start()
 
@@ -305,14 +307,21 @@ def test_ctrl_c_that_another_thread_gets_waits_too() -> None:
         with blocked_for_children(signal.SIGINT):
             assert other.ident is not None
             signal.pthread_kill(other.ident, signal.SIGINT)
-            ended.append(not is_over.wait(0.2))
+            assert woken.recv(1)  # the other thread has it
+            ended.append(not is_over.is_set())
 
+    woken.settimeout(HANG_SECONDS)
+    wakes.setblocking(False)
+    before = signal.set_wakeup_fd(wakes.fileno())
     try:
         with pytest.raises(KeyboardInterrupt):
             interrupted()
     finally:
+        signal.set_wakeup_fd(before)
         is_over.set()
         other.join()
+        woken.close()
+        wakes.close()
     assert ended == [True]
 
 
