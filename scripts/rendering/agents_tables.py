@@ -228,6 +228,27 @@ def agents_told_table() -> str:
     return _table(["sessions that say so", *_capacities()], lines)
 
 
+def agents_text_table() -> str:
+    """Ours over LRU on whole texts, by pool and by what is told of the answers."""
+    rows = results("agents_text")["rows"]
+    columns = list(dict.fromkeys((row["pool"], row["arm"]) for row in rows))
+    lines = []
+    for workload, alive in dict.fromkeys((row["workload"], row["alive"]) for row in rows):
+        cells = [row for row in rows if (row["workload"], row["alive"]) == (workload, alive)]
+        ratios = ["{:.3f} ({:.3f} to {:.3f})".format(*_orders_interval(row["over_lru"])) for row in cells]
+        lines.append([workload, str(alive), *ratios])
+    head = [f"{pool:,} tokens, {arm}" for pool, arm in columns]
+    return _table(["sessions", "alive", *head], lines)
+
+
+def agents_text_pooled(arm: str) -> str:
+    """The same, all sizes of all workloads alike, with its interval over the orders."""
+    rows = [row["over_lru"] for row in results("agents_text")["rows"] if row["arm"] == arm]
+    by_order = [sum(order) / len(order) for order in zip(*rows, strict=True)]
+    mean, low, high = _orders_interval(by_order)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+
 def agents_offline_more(policy: str, capacity: float) -> str:
     """How much more of the gap an arm closes than the policy in the same orders, with its interval."""
     (found,) = [each for each in _offline(policy) if each["capacity"] == capacity]
