@@ -93,6 +93,7 @@ kernels() {
 serve() {
   has sgl_kernel || export PYTHONPATH="$PYTHONPATH:$PWD/scripts/gpu/stand_ins" SGLANG_IS_FLASHINFER_AVAILABLE=false \
     SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1
+  unset PYTHONDONTWRITEBYTECODE # or every process of every server compiles sglang again
   has sglang || die "$python has no sglang: install sglang==0.5.21, or carry it (WHEELS)"
   has sglang_importance || die "this tree is not on the path of $python"
   "$python" scripts/gpu/announce.py "$packages"

@@ -198,7 +198,10 @@ def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
 
 def answers(port: int) -> bool:
     """Whether a server listens, which it does when all is loaded, and says that it is well."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+    with (
+        contextlib.suppress(OSError, httpx.HTTPError),
+        socket.create_connection(("127.0.0.1", port), timeout=1),
+    ):
         return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
     return False
 

@@ -22,9 +22,11 @@ GLIBC = ("2_34", "2_28", "2_24", "2_17")
 LEFT_OUT = (
     "sglang/multimodal_gen/",
     "sglang/test/",
+    "sglang/srt/mem_cache/rust_tree_core/mem_cache.",
     *(f"sglang/srt/rust_extensions/_{name}." for name in ("server", "grpc", "multimodal")),
 )
-"""Of sglang: diffusion, its tests, and servers in Rust, which it falls back from; two thirds of the wheel."""
+"""Of sglang: diffusion, its tests, and servers and tree in Rust, which it falls back from; two thirds of the
+wheel. The tree was built for the torch that sglang names, and beside another one refuses its own tensors."""
 
 
 def download(command: str, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -43,11 +44,13 @@ def test_a_slim_wheel_installs_and_lacks_what_is_left_out(
     monkeypatch.syspath_prepend(GPU)
     import carry
 
-    kept, left_out = "sglang/srt/rust_extensions/__init__.py", "sglang/srt/rust_extensions/_server.so"
+    rust = ("sglang/srt/rust_extensions", "sglang/srt/mem_cache/rust_tree_core")
+    kept = [f"{folder}/__init__.py" for folder in rust]
+    left_out = [f"{rust[0]}/_server.so", f"{rust[1]}/mem_cache.cpython-312-x86_64-linux-gnu.so"]
     information = "sglang-0.0.0.dist-info"
     files = {
-        kept: "VALUE = 1\n",
-        left_out: "VALUE = 2\n",
+        **dict.fromkeys(kept, "VALUE = 1\n"),
+        **dict.fromkeys(left_out, "VALUE = 2\n"),
         f"{information}/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 0.0.0\n",
         f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -71,8 +74,17 @@ def test_a_slim_wheel_installs_and_lacks_what_is_left_out(
         wheel,
     ]
     subprocess.run(install, check=True)
-    assert (target / kept).read_text() == files[kept]
-    assert not (target / left_out).exists()
+    assert all((target / name).read_text() == files[name] for name in kept)
+    assert not any((target / name).exists() for name in left_out)
+
+
+def test_all_that_is_left_out_is_in_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(GPU)
+    import carry
+
+    files = [str(file) for file in Distribution.from_name("sglang").files or ()]
+    for start in carry.LEFT_OUT:
+        assert any(file.startswith(start) for file in files), start
 
 
 def test_what_was_carried_for_one_command_is_not_mixed_with_the_other_s(tmp_path: Path) -> None:
@@ -265,6 +277,19 @@ def test_a_server_that_ends_says_its_last_words(
         served_steps.server(["--fast"], tmp_path / "log", time.monotonic() + 60),
     ):
         pytest.fail("it serves")
+
+
+def test_a_server_that_hangs_up_does_not_answer_yet(served_steps: SimpleNamespace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            for _ in range(2):  # whether it listens, and whether it is well
+                listening.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        assert not served_steps.answers(listening.getsockname()[1])
+        thread.join()
 
 
 def test_what_is_asked_of_a_gpu_is_the_shape_that_it_is_compared_with(served_steps: SimpleNamespace) -> None:
