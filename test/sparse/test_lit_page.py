@@ -30,7 +30,7 @@ FLAGS = (
         "importance",
         "--kv-residency",
         "tiered",
-        *config_flags(signal={"layers": [1]}, tiered={"policy": "importance"}),
+        *config_flags(signal={"layers": [1]}),
     ),
     *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
     *("--max-total-tokens", "16384", "--max-running-requests", "2", "--kv-device-tokens", "0.2"),
