@@ -3,7 +3,7 @@
     python benchmark/sparse/latency.py --throttled
 
 The embedded model, one request at a time, a tenth of the context chosen by ``rep``, slots for a fifth of it.
-A server for each policy of residency, and for ``ema`` with a bias; all run at once and take turns: in each
+A server for each policy of residency, and for ``lru`` with a bias; all run at once and take turns: in each
 round they get the same questions about the same documents, and ratios are within a round. ``decode``: seconds
 between the tokens of long answers; ``questions``: to the first token of a short one, and between the others.
 With ``--throttled`` every byte from the host costs a sleep, so that host and device are as far apart as PCIe
@@ -40,7 +40,7 @@ from support.served import script_server
 from support.servers import ServerProcess
 
 DECODE_TOKENS = 96
-ARMS = (("lru", 0.0), ("ema", 0.0), ("ema", 1.0), ("ema", 3.0))
+ARMS = (("lru", 0.0), ("bucketed_lru", 0.0), ("lru", 1.0), ("lru", 3.0))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 Question = tuple[ProbeDocument, str]
 
@@ -114,7 +114,7 @@ def main(
     n: Annotated[int, typer.Option(help="Questions about each document, of a round.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds in the end.")] = 3,
     named: Annotated[
-        str, typer.Option("--arms", help="Policies, each with a bias: ema:1; all where none is named.")
+        str, typer.Option("--arms", help="Policies, each with a bias: lru:1; all where none is named.")
     ] = "",
     throttled: Annotated[bool, typer.Option(help="Bytes from the host cost a sleep.")] = False,
     out: Annotated[Path, typer.Option(help="The JSON, with the rounds so far.")] = RESULTS

@@ -121,7 +121,8 @@ class Layer:
 
     def sparse(self, query: torch.Tensor) -> torch.Tensor:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
-        places = self.slots.place(0, *self.scan(query))
+        chosen, _ = self.scan(query)
+        places = self.slots.place(0, chosen, is_chosen=True)
         output, row = torch.empty_like(query), torch.tensor([0])
         attend_step(self.slots, 0, query, row, places, torch.tensor([PAGE]), SCALE, output)
         return output

@@ -34,11 +34,7 @@ SHAPE = KvShape(layers=4, kv_heads=2, key_dim=32, value_dim=32, item_bytes=4)
 PAGE, REP_VECTORS = 16, 4
 SELECTED, SLOTS = 0.1, 0.2
 QUESTION_TOKENS, ANSWER_TOKENS, DECODE_TOKENS = 16, 8, 128
-ARMS = (
-    *(("lru", bias) for bias in (0.0, 1.0, 3.0)),
-    ("importance", 0.0),
-    *(("ema", bias) for bias in (0.0, 1.0, 3.0)),
-)
+ARMS = tuple(("lru", bias) for bias in (0.0, 1.0, 3.0))
 
 
 def device_tokens(pool_tokens: int, slots: int) -> int:

@@ -89,7 +89,6 @@ class Step:
             page_size=PAGE,
             staging_pages=1,
             device=device,
-            residency="ema",
             selector=ready_selector(
                 selector, self.pool[0].view(-1, PAGE, shape.kv_heads, shape.dim)[None, :64], device
             ),
@@ -131,7 +130,7 @@ class Step:
         return choose(self.estimates, self.contexts, RULE)
 
     def place(self) -> torch.Tensor:
-        return self.slots.place(0, self.chosen, self.shares)
+        return self.slots.place(0, self.chosen, is_chosen=True)
 
     def attend(self) -> torch.Tensor:
         slots = (self.slots.keys[0], self.slots.values[0])

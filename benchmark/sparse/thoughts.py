@@ -60,12 +60,11 @@ def arms(tokens: int, budget: float, selectors: list[str], min_context: int) -> 
         "stock, resident": ("--kv-policy", "default", "--max-total-tokens", str(everything)),
         "tiered all, lru": (*tiered, *config_flags(tiered={"policy": "lru"})),
         **{
-            f"tiered {name}, {policy}": (
+            f"tiered {name}, lru": (
                 *(*tiered, *sparse, "--kv-sparse-selector", name),
-                *config_flags(tiered={"policy": policy}),
+                *config_flags(tiered={"policy": "lru"}),
             )
             for name in selectors
-            for policy in ("lru", "ema")
         },
     }
 

@@ -182,7 +182,7 @@ class PageSlots:
             self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
         self.traffic.written += len(plan.whole) + len(plan.completed)
 
-    def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
+    def place(self, layer: int, pages: torch.Tensor, *, is_chosen: bool = False) -> torch.Tensor:
         """Makes pages readable: those without a slot are brought from the host, as far as slots may be given.
 
         The others are read where they lie, on the host. Who makes room is said in ``SlotTable.read``; under
@@ -191,8 +191,7 @@ class PageSlots:
         Args:
             layer: index among the pool's layers.
             pages: of one request or of many, int64 of any shape; -1 for none.
-            shares: of attention that a selector chose them for, float32 likewise; None where they are all of
-                their contexts, or a part of all.
+            is_chosen: whether a selector chose them; else they are all of their contexts, or a part of all.
 
         Returns:
             Places, int64 likewise: a slot, or behind all slots, a page of the host; -1 for none. They hold
@@ -201,14 +200,13 @@ class PageSlots:
         if self._on_device is not None:
             from sgl_importance_kernels.sparse.triton.copy_kernel import bring_pages  # a CPU needs no Triton
 
-            places, *copies = self._on_device.place(layer, pages, shares)
+            places, *copies = self._on_device.place(layer, pages, is_chosen=is_chosen)
             bring_pages(self.host[layer], (self.keys[layer], self.values[layer]), *copies)
             return places
         flat = pages.flatten()
         is_page = flat >= 0
         frames = torch.where(is_page, self.open_pages.frame_of[flat.clamp(min=0)], -1)
-        of_flat = None if shares is None else shares.flatten()
-        slots, brought, slots_given = self.table.read(layer, flat, of_flat, frames)
+        slots, brought, slots_given = self.table.read(layer, flat, frames, is_chosen=is_chosen)
         is_staying = is_page & (slots < 0)
         self._count(is_page, is_staying, brought)
         with self.traffic.waiting():
@@ -227,20 +225,20 @@ class PageSlots:
         self.traffic.add_loads(loaded, self.page_bytes)
 
     def read(
-        self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None
+        self, layer: int, pages: torch.Tensor, *, is_chosen: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, from their slots or from the host; ``place`` says the rest.
 
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages], at most as many as the staging buffer holds.
-            shares: float32 [pages], or None.
+            is_chosen: as in ``place``.
 
         Returns:
             Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
             they are overwritten by the next call.
         """
-        places = self.place(layer, pages, shares)
+        places = self.place(layer, pages, is_chosen=is_chosen)
         is_kept, staged = places < self.num_slots, torch.arange(len(pages), device=places.device)
         kept, on_host = torch.where(is_kept, places, -1), torch.where(is_kept, -1, places - self.num_slots)
         keys, values = (buffer[: len(pages)] for buffer in (self.staging.keys, self.staging.values))
@@ -282,7 +280,7 @@ class PageSlots:
         return self.table.is_resident(layer, pages) | (self.open_pages.frame_of[pages] >= 0)
 
     def choices(self, pages: torch.Tensor) -> torch.Tensor:
-        """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
+        """How often pages were chosen of late in each layer; float32 [layers, pages]."""
         return self.table.choices(pages)
 
     def flush(self, layer: int, among: torch.Tensor | None = None) -> None:

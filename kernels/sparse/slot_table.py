@@ -52,7 +52,7 @@ class SlotTable:
         self.now += 1
 
     def read(
-        self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None, elsewhere: torch.Tensor
+        self, layer: int, pages: torch.Tensor, elsewhere: torch.Tensor, *, is_chosen: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Pages are read now, and those without a slot get one, as far as there are any for them.
 
@@ -62,19 +62,19 @@ class SlotTable:
             layer: index among the layers.
             pages: of one request or of many, int64 [pages]; -1 for none, and one that several read, several
                 times.
-            shares: of attention that a selector chose them for, float32 [pages]; None where nobody chose.
             elsewhere: where pages are that have no slot and need none, -1 of the others; int64 [pages].
+            is_chosen: whether a selector chose them.
 
         Returns:
             Slots of the pages, -1 of those without one, int64 [pages]; then what ``give`` returns for those
             that had none.
         """
-        self.history.read(layer, pages, self.now, shares)
+        self.history.read(layer, pages, self.now, is_chosen=is_chosen)
         known = pages.clamp(min=0)
         slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
         is_missing = slots < 0
         absent = torch.where(is_missing, pages, -1)
-        brought, slots_given = self.give(layer, absent, is_chosen=shares is not None)
+        brought, slots_given = self.give(layer, absent, is_chosen=is_chosen)
         slots = torch.where(is_missing, self.slot_of[layer, known].long(), slots)
         return torch.where(pages > 0, slots, -1), brought, slots_given
 
@@ -134,7 +134,7 @@ class SlotTable:
         return self.slot_of[layer, pages] >= 0
 
     def choices(self, pages: torch.Tensor) -> torch.Tensor:
-        """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
+        """How often pages were chosen of late in each layer; float32 [layers, pages]."""
         return self.history.choices(pages, self.now)
 
     def free(self, pages: torch.Tensor) -> None:

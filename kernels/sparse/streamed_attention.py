@@ -129,7 +129,8 @@ def stream_attention(
     pages: torch.Tensor,
     num_tokens: int,
     scale: float,
-    shares: torch.Tensor | None = None,
+    *,
+    is_chosen: bool = False,
 ) -> None:
     """Adds the attention of ``queries`` to the first ``num_tokens`` tokens of ``pages``, all of them.
 
@@ -141,13 +142,10 @@ def stream_attention(
         pages: of the context, in order; int64 [pages].
         num_tokens: of the context.
         scale: factor on the logits.
-        shares: of attention that a selector chose the pages for, float32 [pages]; None where it is all pages.
+        is_chosen: whether a selector chose the pages; else they are all of them.
     """
     if not len(pages):
         return
-    first = 0
     for part, valid in tiles(pages, num_tokens, slots):
-        of_part = None if shares is None else shares[first : first + len(part)]
-        keys, values = slots.read(layer, part, of_part)
-        first += len(part)
+        keys, values = slots.read(layer, part, is_chosen=is_chosen)
         sums.add(*attend(queries, keys[:valid], values[:valid], scale))

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from sgl_importance.options.setting import option
 
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
+ResidencyPolicy = Literal["lru", "bucketed_lru"]
 SparseSelector = Literal["all", "bits", "token", "oracle", "quest", "infllm", "mean", "window"]
 
 RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
@@ -42,10 +42,10 @@ class TieredOptions:
     )
     policy: ResidencyPolicy = option(
         "lru",
-        help="which page leaves the device for one that a selector chose: the least recently read ('lru'; "
-        "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one "
-        "that was chosen for the least attention of late ('importance')",
+        help="which page leaves the device for one that a selector chose: the least recently read ('lru'), "
+        "or that with ages in powers of two ('bucketed_lru')",
         choices=RESIDENCY_POLICIES,
+        removed=dict.fromkeys(("ema", "importance", "lfu"), "lru"),
     )
 
 

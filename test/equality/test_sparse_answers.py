@@ -118,7 +118,7 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
     assert 0 < pages["selected"] < pages["candidates"]
     if others == 12:
         return
-    elsewhere = ("--kv-device-tokens", "1600", *config_flags(tiered={"policy": "importance"}))
+    elsewhere = ("--kv-device-tokens", "1600", *config_flags(tiered={"policy": "bucketed_lru"}))
     with tiered_server(random_model, *SPARSE, *elsewhere) as server:
         with_more_slots = answers(server, asked, 4)
         more = server.get("/kv_importance?limit=1")["pages"]

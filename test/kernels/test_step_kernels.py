@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -74,21 +76,14 @@ class PlainTable:
     def __init__(self, policy: str) -> None:
         self.held: dict[int, int] = {}  # page by slot
         self.last: dict[int, int] = {}
-        self.choices: dict[int, float] = {}
         self.now = 0
         self.policy = policy
 
     def level(self, page: int) -> float:
-        """What a page is worth, rounded down to an eighth of an octave, or to an octave."""
-        age = self.now - self.last.get(page, -2)
-        worth = float(age)
-        if self.policy in ("ema", "importance"):
-            worth = self.choices.get(page, 0.0) * 0.95**age
-            if worth < 2**-20:
-                return -100.0
-        mantissa, exponent = (float(part) for part in torch.frexp(torch.tensor(worth, dtype=torch.float32)))
-        rounded = exponent if self.policy == "bucketed_lru" else exponent + int(mantissa * 16) / 16
-        return rounded if self.policy in ("ema", "importance") else -rounded
+        """What a page is worth by its age, rounded down to an eighth of an octave, or to an octave."""
+        age = torch.tensor(self.now - self.last.get(page, -2), dtype=torch.float32)
+        mantissa, exponent = (float(part) for part in torch.frexp(age))
+        return -exponent if self.policy == "bucketed_lru" else -exponent - int(mantissa * 16) / 16
 
     def begin_pass(self) -> None:
         self.now += 1
@@ -100,11 +95,7 @@ class PlainTable:
     def read(self, pages: list[int], *, is_chosen: bool) -> set[int]:
         """The pages that are brought; what they cannot push out stays."""
         for page in set(pages):
-            age = self.now - self.last.get(page, -2)
-            self.choices[page] = self.choices.get(page, 0.0) * 0.95**age
             self.last[page] = self.now
-        for page in pages if is_chosen else ():
-            self.choices[page] += 0.25 if self.policy == "importance" else 1.0
         missing = list(dict.fromkeys(page for page in pages if page not in self.held.values()))
         bound = self.now if is_chosen else self.now - 1
         going = [
@@ -122,7 +113,7 @@ request = st.lists(st.integers(1, PAGES - 1), min_size=1, max_size=6)
 
 @few
 @given(
-    policy=st.sampled_from(("lru", "bucketed_lru", "ema", "importance")),
+    policy=st.sampled_from(get_args(Residency)),
     reads=st.lists(st.tuples(request, st.booleans(), st.booleans()), min_size=1, max_size=10),
 )
 def test_slots_are_given_as_a_plain_reference_gives_them(
@@ -141,8 +132,7 @@ def test_slots_are_given_as_a_plain_reference_gives_them(
         resident = set(plain.held.values())
         expected = plain.read(pages, is_chosen=is_chosen)
         numbers = torch.tensor([*pages, -1], device=device)
-        shares = torch.full((len(numbers),), 0.25, device=device) if is_chosen else None
-        places, brought, given_slots, count = on_device.place(0, numbers, shares)
+        places, brought, given_slots, count = on_device.place(0, numbers, is_chosen=is_chosen)
         table.check_integrity()
         loads = dict(zip(brought.tolist()[: int(count)], given_slots.tolist()[: int(count)], strict=True))
         held = {int(page) for page in table.page_in[0] if page >= 0}
@@ -162,25 +152,32 @@ def test_slots_are_given_as_a_plain_reference_gives_them(
 
 
 def test_pages_in_frames_and_padding_get_no_slot(device: str) -> None:
-    table = SlotTable(PageHistory("ema", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
+    table = SlotTable(PageHistory("lru", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
     frame_of = torch.full((PAGES,), -1, device=device)
     frame_of[3] = 1
     on_device = DeviceTable(table, frame_of, torch.zeros(2, dtype=torch.int64, device=device))
     table.begin_pass()
     on_device.begin_pass()
-    places, _, _, count = on_device.place(0, torch.tensor([3, 0, 4, -1, 4], device=device), None)
+    places, _, _, count = on_device.place(0, torch.tensor([3, 0, 4, -1, 4], device=device), is_chosen=False)
     slot = int(table.slot_of[0, 4])
     assert places.tolist() == [1, SLOTS, slot, -1, slot]
     assert int(count) == 1
     table.check_integrity()
 
 
-def test_a_page_that_was_chosen_for_nothing_that_is_a_number_may_leave(device: str) -> None:
-    table = SlotTable(PageHistory("importance", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
+def test_choices_fade_as_in_the_history(device: str) -> None:
+    """What the live page shows: the same by the kernel and by torch."""
+    plain = PageHistory("lru", 1, PAGES, "cpu")
+    table = SlotTable(PageHistory("lru", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
     on_device = DeviceTable(
         table, torch.full((PAGES,), -1, device=device), torch.zeros(2, dtype=torch.int64, device=device)
     )
-    table.begin_pass()
-    on_device.begin_pass()
-    on_device.place(0, torch.tensor([3, 4], device=device), torch.tensor([torch.nan, 0.5], device=device))
-    assert table.choices(torch.tensor([3, 4], device=device))[0].tolist() == [0.0, 0.5]
+    for pages, is_chosen in (([3, 4, 3], True), ([3, -1, 5], True), ([4, 6], False), ([5, 5], True)):
+        table.begin_pass()
+        on_device.begin_pass()
+        on_device.place(0, torch.tensor(pages, device=device), is_chosen=is_chosen)
+        plain.read(0, torch.tensor(pages), table.now, is_chosen=is_chosen)
+    everything = torch.arange(1, PAGES)
+    found = table.choices(everything.to(device)).cpu()
+    torch.testing.assert_close(found, plain.choices(everything, table.now))
+    assert found[0, 2] > found[0, 3] > 0  # page 3, then 4, which was chosen once

@@ -213,12 +213,11 @@ def test_pages_that_get_no_slot_are_read_on_the_host(device: str) -> None:
         page_size=4,
         staging_pages=2,
         device=device,
-        residency="ema",
         uses_triton=True,
     )
     slots.begin_pass(torch.zeros(0, dtype=torch.int64, device=device))
     pages = torch.tensor([[3, 5, 7], [7, 9, -1]], device=device)
-    places = slots.place(0, pages, torch.ones(2, 3, device=device))
+    places = slots.place(0, pages, is_chosen=True)
     slots.check_integrity()
     assert sorted(int(place) for place in places.flatten() if 0 <= place < 3) == [1, 2]
     buffers = zip((slots.keys[0], slots.values[0]), slots.host[0], strict=True)

@@ -114,24 +114,22 @@ def page_slots(policy: str, kernel: Any) -> Any:
     constants = {
         "LEVELS": slot_kernel.LEVELS,
         "BLOCK": slot_kernel.BLOCK,
-        "POLICY": slot_kernel.POLICIES[policy],
-        "DECAY": -0.07,
-        "SMALLEST": slot_kernel._SMALLEST,
+        "IS_BUCKETED": policy == "bucketed_lru",
     }
     pointers = {**TABLES, "Counts": "*i32"}
     name = "counts" if kernel is slot_kernel._count_kernel else "slots"
     return pytest.param(kernel, constants, pointers, id=f"page_{name}-{policy}")
 
 
-def page_place(*, has_shares: bool) -> Any:
-    constants = {"HAS_SHARES": has_shares, "BY_SHARE": True, "DECAY": -0.07, "BLOCK": slot_kernel.BLOCK}
+def page_place(*, is_chosen: bool) -> Any:
+    constants = {"IS_CHOSEN": is_chosen, "LOG_DECAY": -0.07, "BLOCK": slot_kernel.BLOCK}
     pointers = {**TABLES, **dict.fromkeys(("Pages", "FrameOf", "Places", "Count", "Totals"), "*i64")}
     pointers |= {"Brought": "*i32", "Given": "*i32"}
     return pytest.param(
         slot_kernel._place_kernel,
         {**constants, "num_warps": slot_kernel.WARPS},
         pointers,
-        id=f"page_place-{has_shares}",
+        id=f"page_place-{is_chosen}",
     )
 
 
@@ -177,10 +175,10 @@ KERNELS = [
     *(
         page_slots(policy, kernel)
         for kernel in (slot_kernel._count_kernel, slot_kernel._order_kernel)
-        for policy in ("lru", "bucketed_lru", "ema")
+        for policy in ("lru", "bucketed_lru")
     ),
-    page_place(has_shares=True),
-    page_place(has_shares=False),
+    page_place(is_chosen=True),
+    page_place(is_chosen=False),
 ]
 
 

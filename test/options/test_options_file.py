@@ -41,6 +41,10 @@ def test_every_option_has_a_flag_or_a_key_and_no_two_share_one() -> None:
         ("[signal]\ninterval = 0", "signal.interval of --kv-importance-config must be a whole"),
         ("[signal]\nlayers = ['a']", "signal.layers of --kv-importance-config must be a whole"),
         ("[signal", "is no TOML file: "),
+        (
+            "[tiered]\npolicy = 'ema'",
+            "tiered.policy of --kv-importance-config 'ema' was removed in 0.2.0: write 'lru'",
+        ),
         ("[sparse]\naudit_missed_page = 0.5", "needs audits: give --kv-sparse-audit-interval"),
     ],
 )

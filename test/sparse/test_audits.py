@@ -34,7 +34,7 @@ def test_an_audit_finds_what_was_missed(
     chosen = torch.tensor([*sorted(read), 6])  # the last page, which is being filled, is always read
     sums = PartialAttention()
     num_read = TOKENS - (len(pages) - len(chosen)) * PAGE
-    stream_attention(sums, queries, slots, 0, chosen, num_read, SCALE, torch.ones(len(chosen)))
+    stream_attention(sums, queries, slots, 0, chosen, num_read, SCALE, is_chosen=True)
     before = (slots.traffic.read, slots.resident_pages().tolist())
 
     found = audit(sums, chosen, queries, slots, 0, pages, TOKENS, SCALE)

@@ -1,4 +1,4 @@
-"""The page of a document that an answer was read from lights up among a few."""
+"""The page of a document that an answer was read from is lit, and most are dark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ pytestmark = pytest.mark.server
 
 PAGE_SIZE = 16
 FORCED = 4  # pages at either end of a context that every query reads
-BRIGHT = 8  # of about 150: a question's other words and other heads look elsewhere
 FLAGS = (
     *(
         "--kv-policy",
         "importance",
         "--kv-residency",
         "tiered",
-        *config_flags(signal={"layers": [1]}, tiered={"policy": "importance"}),
+        *config_flags(signal={"layers": [1]}),
     ),
     *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
     *("--max-total-tokens", "16384", "--max-running-requests", "2", "--kv-device-tokens", "0.2"),
@@ -57,15 +56,16 @@ def ask(server: ServerProcess, document: ProbeDocument, name: str) -> tuple[dict
 
 
 @pytest.mark.parametrize("seed", rest_nightly(range(4)))
-def test_the_page_of_the_answer_is_among_the_brightest(server: ServerProcess, seed: int) -> None:
+def test_the_page_of_the_answer_is_lit_and_most_are_dark(server: ServerProcess, seed: int) -> None:
     document = make_document(2400, seed)
     node, holds_record = ask(server, document, list(document.records)[20 + seed])
     chosen = node["strip"]["chosen"]
     assert node["strip"]["pages_per_cell"] == 1
     assert len(chosen) == node["pages"]
     inner = range(FORCED, len(chosen) - FORCED)
-    brightest = sorted(inner, key=lambda page: -chosen[page])[:BRIGHT]
-    assert holds_record & set(brightest), [chosen[page] for page in (*brightest, *holds_record)]
+    lit = {page for page in inner if chosen[page] > 0}
+    assert holds_record & lit, [chosen[page] for page in holds_record]
+    assert len(lit) < len(inner) / 3, len(lit)
     assert all(node["strip"]["resident"][page] > 0 for page in holds_record)
     assert min(node["strip"]["resident"]) == 0, "every page has a slot: nothing is seen of residency"
 

@@ -34,7 +34,7 @@ class TieredPool(RuleBasedStateMachine):
             page_size=PAGE,
             staging_pages=3,
             device="cpu",
-            residency="importance",
+            residency="bucketed_lru",
             selector=AllKeys(PAGE),
         )
         self.free = list(range(1, PAGES))
@@ -81,12 +81,9 @@ class TieredPool(RuleBasedStateMachine):
         chosen = torch.tensor(data.draw(some))
         layer = data.draw(st.integers(0, LAYERS - 1))
         before = self.slots.traffic.read
-        found = self.slots.read(layer, chosen, self.shares(chosen, data))
+        found = self.slots.read(layer, chosen, is_chosen=data.draw(st.booleans()))
         assert self.slots.traffic.read == before + len(chosen)
         self.check(pages, length, chosen, layer, *found)
-
-    def shares(self, chosen: torch.Tensor, data: st.DataObject) -> torch.Tensor | None:
-        return torch.rand(len(chosen), generator=self.draws) if data.draw(st.booleans()) else None
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -96,7 +93,7 @@ class TieredPool(RuleBasedStateMachine):
         chosen = [data.draw(st.permutations(pages)) for pages, _ in self.requests]
         flat = torch.tensor([page for pages in chosen for page in [*pages, -1]])
         before = self.slots.traffic.read
-        places = self.slots.place(layer, flat, self.shares(flat, data))
+        places = self.slots.place(layer, flat, is_chosen=data.draw(st.booleans()))
         assert self.slots.traffic.read == before + int((flat >= 0).sum())
         everywhere = [
             torch.cat([kept[layer], host])

@@ -23,11 +23,10 @@ def empty(policy: Residency) -> SlotTable:
 
 
 def given_step(table: SlotTable, requests: list[list[int]]) -> tuple[torch.Tensor, ...]:
-    """One step, padded; all of a request's pages have the same share."""
+    """One step, padded."""
     longest = max(map(len, requests))
     pages = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in requests]).flatten()
-    shares = torch.full((len(pages),), 0.25)
-    return pages, *table.read(0, pages, shares, torch.full_like(pages, -1))
+    return pages, *table.read(0, pages, torch.full_like(pages, -1), is_chosen=True)
 
 
 @given(policies, steps)
@@ -70,13 +69,13 @@ def test_whoever_stands_first_in_the_batch_changes_nothing(
 
 @given(st.lists(request, min_size=1, max_size=8))
 def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(contexts: list[list[int]]) -> None:
-    table = empty("ema")
+    table = empty("lru")
     last_read: dict[int, int] = {}
     for now, pages in enumerate(contexts):
         table.begin_pass()
         before = {int(page) for page in table.page_in[0] if page >= 0}
         numbers = torch.tensor(pages)
-        slots, brought, _ = table.read(0, numbers, None, torch.full_like(numbers, -1))
+        slots, brought, _ = table.read(0, numbers, torch.full_like(numbers, -1), is_chosen=False)
         last_read |= dict.fromkeys(pages, now)
         left = before - {int(page) for page in table.page_in[0]}
         assert all(last_read[page] < now - 1 for page in left)
@@ -111,7 +110,7 @@ def test_slots_go_to_pages_as_a_plain_reference_gives_them(
     for pages, is_chosen in reads:
         table.begin_pass()
         numbers = torch.tensor(pages)
-        table.history.read(0, numbers, table.now, torch.full((len(pages),), 0.25) if is_chosen else None)
+        table.history.read(0, numbers, table.now, is_chosen=is_chosen)
         missing = [page for page in pages if table.slot_of[0, page] < 0]
         expected = plainly_given(table, missing, is_chosen=is_chosen)
         brought, to_slots = table.give(0, torch.tensor(missing, dtype=torch.int64), is_chosen=is_chosen)
@@ -138,10 +137,10 @@ def test_pages_leave_their_slots_without_a_wait_as_with_one(
 
 
 def test_pages_in_frames_need_no_slot() -> None:
-    table = empty("ema")
+    table = empty("lru")
     table.begin_pass()
     pages = torch.tensor([3, 4, -1])
-    slots, brought, _ = table.read(0, pages, torch.zeros(3), torch.tensor([1, -1, -1]))
+    slots, brought, _ = table.read(0, pages, torch.tensor([1, -1, -1]), is_chosen=True)
     assert slots.tolist() == [1, int(table.slot_of[0, 4]), -1]
     assert [page for page in brought.tolist() if page >= 0] == [4]
     assert int(table.slot_of[0, 3]) == -1
@@ -151,7 +150,7 @@ def test_padding_gets_no_slot() -> None:
     table = empty("lru")
     table.begin_pass()
     pages = torch.tensor([0, 5, 0])
-    slots, brought, _ = table.read(0, pages, None, torch.full_like(pages, -1))
+    slots, brought, _ = table.read(0, pages, torch.full_like(pages, -1), is_chosen=False)
     table.check_integrity()
     assert slots.tolist() == [-1, int(table.slot_of[0, 5]), -1]
     assert [page for page in brought.tolist() if page >= 0] == [5]

@@ -64,7 +64,7 @@ def test_chosen_pages_are_attended_to_and_no_others(
     assert len(chosen) == min(len(pages), max(budget, 2 if tokens % PAGE == 0 else 3))
     sums = PartialAttention()
     left = len(pages) - len(chosen)
-    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE, shares)
+    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE, is_chosen=True)
 
     slots.flush(0)
     keys, values = (host[chosen].flatten(0, 1)[: tokens - left * PAGE] for host in slots.host[0])

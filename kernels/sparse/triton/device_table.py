@@ -37,17 +37,16 @@ class DeviceTable:
         self._now.fill_(table.now)
         order_slots(
             table.page_in,
-            *history.tables(),
+            history.last_reads,
             self._now,
             self._counts,
             self._order,
             first_slot=table.first_slot,
-            policy=history.policy,
-            log_decay=history.log_decay,
+            is_bucketed=history.policy == "bucketed_lru",
         )
 
     def place(
-        self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None
+        self, layer: int, pages: torch.Tensor, *, is_chosen: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Pages are read, and those without a slot get one, as far as there are any; ``PageSlots.place``.
 
@@ -57,16 +56,15 @@ class DeviceTable:
         table, history = self._table, self._table.history
         found = place_pages(
             pages.contiguous(),
-            shares,
             self._frame_of,
             table.slot_of[layer],
             table.page_in[layer],
-            *history.tables(layer),
+            history.last_reads[layer],
+            history.choices_then[layer],
             self._now,
             self._order[layer],
             self._count,
             self._totals,
-            policy=history.policy,
-            log_decay=history.log_decay,
+            is_chosen=is_chosen,
         )
         return *found, self._count

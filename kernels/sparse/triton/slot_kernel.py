@@ -6,47 +6,30 @@ one of 256 levels of worth, an eighth of an octave each, and among those of a le
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
+from sgl_importance_kernels.sparse.page_history import DECAY
+
 LEVELS = 256
 WARPS = 8
 BLOCK = 1024
-POLICIES = {"lru": 0, "bucketed_lru": 1, "ema": 2, "importance": 2}
-_SMALLEST = (127 - 20) << 3  # the level of 2 ** -20: what is worth less is worth nothing
 
 
 @triton.jit
-def _level(worth, SMALLEST: tl.constexpr):
-    """From 0 to 253, of numbers that are not negative: exponent and three bits behind the point."""
-    bits = worth.to(tl.int32, bitcast=True) >> 20
-    return tl.minimum(tl.maximum(bits - SMALLEST, 0), 253)
-
-
-@triton.jit
-def _level_of_slots(
-    Held,
-    LastRead,
-    Choices,
-    now,
-    slot,
-    is_slot,
-    POLICY: tl.constexpr,
-    DECAY: tl.constexpr,
-    SMALLEST: tl.constexpr,
-):
+def _level_of_slots(Held, LastRead, now, slot, is_slot, IS_BUCKETED: tl.constexpr):
     """Level of each slot, 0 of free ones; and its page."""
     page = tl.load(Held + slot, mask=is_slot, other=-1)
     is_held = is_slot & (page >= 0)
     age = (now - tl.load(LastRead + page, mask=is_held, other=0)).to(tl.float32)
-    if POLICY == 0:
-        level = 254 - _level(age, 127 << 3)  # of 1 pass
-    elif POLICY == 1:
-        level = 254 - tl.maximum((age.to(tl.int32, bitcast=True) >> 23) - 126, 0)  # powers of two
+    bits = age.to(tl.int32, bitcast=True)
+    if IS_BUCKETED:
+        level = 254 - tl.maximum((bits >> 23) - 126, 0)  # exponents: powers of two
     else:
-        choices = tl.load(Choices + page, mask=is_held, other=0.0)
-        level = 1 + _level(choices * tl.exp2(age * DECAY), SMALLEST)
+        level = 254 - tl.minimum(tl.maximum((bits >> 20) - (127 << 3), 0), 253)  # and three bits behind
     return tl.where(is_held, level, 0), page
 
 
@@ -54,7 +37,6 @@ def _level_of_slots(
 def _count_kernel(
     PageIn,
     LastRead,
-    Choices,
     Now,
     Counts,
     num_pages,
@@ -62,9 +44,7 @@ def _count_kernel(
     first_slot,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
-    POLICY: tl.constexpr,
-    DECAY: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    IS_BUCKETED: tl.constexpr,
 ):
     layer = tl.program_id(1).to(tl.int64)
     slot = first_slot + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -72,13 +52,10 @@ def _count_kernel(
     level, _ = _level_of_slots(
         PageIn + layer * num_slots,
         LastRead + layer * num_pages,
-        Choices + layer * num_pages,
         tl.load(Now),
         slot,
         is_slot,
-        POLICY,
-        DECAY,
-        SMALLEST,
+        IS_BUCKETED,
     )
     tl.atomic_add(Counts + layer * 2 * LEVELS + level, tl.full((BLOCK,), 1, tl.int32), mask=is_slot)
 
@@ -87,7 +64,6 @@ def _count_kernel(
 def _order_kernel(
     PageIn,
     LastRead,
-    Choices,
     Now,
     Counts,
     Order,
@@ -96,9 +72,7 @@ def _order_kernel(
     first_slot,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
-    POLICY: tl.constexpr,
-    DECAY: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    IS_BUCKETED: tl.constexpr,
 ):
     layer = tl.program_id(1).to(tl.int64)
     slot = first_slot + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -106,13 +80,10 @@ def _order_kernel(
     level, page = _level_of_slots(
         PageIn + layer * num_slots,
         LastRead + layer * num_pages,
-        Choices + layer * num_pages,
         tl.load(Now),
         slot,
         is_slot,
-        POLICY,
-        DECAY,
-        SMALLEST,
+        IS_BUCKETED,
     )
     counts = tl.load(Counts + layer * 2 * LEVELS + tl.arange(0, LEVELS))
     before = tl.gather(tl.cumsum(counts, 0) - counts, level, 0)
@@ -126,7 +97,6 @@ def _order_kernel(
 @triton.jit(do_not_specialize=["num_entries", "num_slots", "num_ordered", "bound_behind"])
 def _place_kernel(
     Pages,
-    Shares,
     FrameOf,
     SlotOf,
     PageIn,
@@ -143,9 +113,8 @@ def _place_kernel(
     num_slots,
     num_ordered,
     bound_behind,
-    HAS_SHARES: tl.constexpr,
-    BY_SHARE: tl.constexpr,
-    DECAY: tl.constexpr,
+    IS_CHOSEN: tl.constexpr,
+    LOG_DECAY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     lane = tl.arange(0, BLOCK)
@@ -159,7 +128,7 @@ def _place_kernel(
         is_page = page >= 0
         last = tl.atomic_xchg(LastRead + page, now + tl.zeros((BLOCK,), tl.int32), mask=is_page)
         is_first = is_page & (last != now)
-        fading = tl.exp2((now - last).to(tl.float32) * DECAY)
+        fading = tl.exp2((now - last).to(tl.float32) * LOG_DECAY)
         choices = tl.load(Choices + page, mask=is_first, other=0.0)
         tl.store(Choices + page, choices * fading, mask=is_first)
         frame = tl.load(FrameOf + page, mask=is_page, other=-1)
@@ -175,15 +144,11 @@ def _place_kernel(
         wanted += tl.sum(is_claimed.to(tl.int32))
     tl.debug_barrier()
 
-    if HAS_SHARES:
+    if IS_CHOSEN:
         for first in range(0, num_entries, BLOCK):
             entry = first + lane
             page = tl.load(Pages + entry, mask=entry < num_entries, other=-1)
-            share = tl.load(Shares + entry, mask=page >= 0, other=0.0)
-            amount = tl.where(share == share, share, 0.0)  # a NaN would stay on pages that others read
-            if not BY_SHARE:
-                amount = tl.full((BLOCK,), 1.0, tl.float32)
-            tl.atomic_add(Choices + page, amount, mask=page >= 0)
+            tl.atomic_add(Choices + page, tl.full((BLOCK,), 1.0, tl.float32), mask=page >= 0)
 
     # Slots in the pass's order; those whose page was read since stay, and those that another page has by now.
     given = 0
@@ -235,27 +200,23 @@ def _place_kernel(
 def order_slots(
     page_in: torch.Tensor,
     last_read: torch.Tensor,
-    choices: torch.Tensor,
     now: torch.Tensor,
     counts: torch.Tensor,
     order: torch.Tensor,
     *,
     first_slot: int,
-    policy: str,
-    log_decay: float,
+    is_bucketed: bool,
 ) -> None:
     """Puts the slots of all layers in the order in which they are given: free ones, then by worth.
 
     Args:
         page_in: of each slot, int32 [layers, slots]; -1 for none.
         last_read: of each page, int32 [layers, pages].
-        choices: of each page when it was last read, float32 [layers, pages].
         now: number of the pass, int32 [1].
         counts: room, int32 [layers, 2, LEVELS].
         order: results, int32 [layers, slots - first_slot, 2]: slots and what they hold.
         first_slot: those before it are not given.
-        policy: of ``POLICIES``.
-        log_decay: binary logarithm of what is left of choices after a pass.
+        is_bucketed: whether ages in powers of two are alike, not in eighths of an octave.
     """
     layers, num_slots = page_in.shape
     if num_slots == first_slot:
@@ -263,14 +224,13 @@ def order_slots(
     counts.zero_()
     grid = (triton.cdiv(num_slots - first_slot, BLOCK), layers)
     sizes = (last_read.shape[1], num_slots, first_slot)
-    how = {"POLICY": POLICIES[policy], "DECAY": log_decay, "SMALLEST": _SMALLEST, "LEVELS": LEVELS}
-    _count_kernel[grid](page_in, last_read, choices, now, counts, *sizes, **how, BLOCK=BLOCK)
-    _order_kernel[grid](page_in, last_read, choices, now, counts, order, *sizes, **how, BLOCK=BLOCK)
+    how = {"IS_BUCKETED": is_bucketed, "LEVELS": LEVELS}
+    _count_kernel[grid](page_in, last_read, now, counts, *sizes, **how, BLOCK=BLOCK)
+    _order_kernel[grid](page_in, last_read, now, counts, order, *sizes, **how, BLOCK=BLOCK)
 
 
 def place_pages(
     pages: torch.Tensor,
-    shares: torch.Tensor | None,
     frame_of: torch.Tensor,
     slot_of: torch.Tensor,
     page_in: torch.Tensor,
@@ -281,21 +241,20 @@ def place_pages(
     count: torch.Tensor,
     totals: torch.Tensor,
     *,
-    policy: str,
-    log_decay: float,
+    is_chosen: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Reads pages in one layer, and gives slots to those that have none, in one launch; asynchronous.
 
     Args:
         pages: int64 of any shape, contiguous; -1 for none, and one that several read, several times.
-        shares: of attention that a selector chose them for, float32 likewise; None where nobody chose.
         frame_of: slot of each page that is being filled, int64 [pages]; -1 of the others.
         slot_of: of each page in this layer, int32 [pages]; likewise.
-        page_in, last_read, choices, order: those of the layer, as in ``order_slots``.
+        page_in, last_read, order: those of the layer, as in ``order_slots``.
+        choices: of each page when it was last read, float32 [pages].
         now: as there.
         count: result, int64 [1]: how many pages are brought.
         totals: pages that were read, and that came from the host, int64 [2]; these are added.
-        policy, log_decay: as in ``order_slots``.
+        is_chosen: whether a selector chose them.
 
     Returns:
         Places as ``PageSlots.place`` returns them; pages to be brought and slots that they go to, int32, of
@@ -307,7 +266,6 @@ def place_pages(
     brought, given = (torch.empty(pages.numel(), dtype=torch.int32, device=device) for _ in range(2))
     _place_kernel[(1,)](
         pages,
-        pages if shares is None else shares.contiguous(),
         frame_of,
         slot_of,
         page_in,
@@ -323,10 +281,9 @@ def place_pages(
         pages.numel(),
         len(page_in),
         len(order),
-        0 if shares is not None else 1,
-        HAS_SHARES=shares is not None,
-        BY_SHARE=policy == "importance",
-        DECAY=log_decay,
+        0 if is_chosen else 1,
+        IS_CHOSEN=is_chosen,
+        LOG_DECAY=math.log2(DECAY),
         BLOCK=BLOCK,
         num_warps=WARPS,
     )

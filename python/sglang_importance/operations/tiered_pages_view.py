@@ -46,7 +46,7 @@ class NodePages:
 
     Attributes:
         resident: share of the layers that can read the page without the host.
-        chosen: how often steps chose the page of late, by the policy of residency; mean over layers.
+        chosen: how often steps chose the page of late; mean over layers.
     """
 
     resident: FloatArray

@@ -213,7 +213,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         if selects and step.contexts is not None:
             assert self._chooser is not None
             pages, shares = self._chooser.choose_step(index, queries, step.rows, layer.scaling, step.contexts)
-        places = slots.place(index, pages, shares)
+        places = slots.place(index, pages, is_chosen=shares is not None)
         log_sums = attend_step(
             slots, index, queries, step.rows, places, step.last_tokens, layer.scaling, results
         )
@@ -267,7 +267,9 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             # The last page is among them: it alone may be partial.
             context -= (len(span.pages) - len(pages)) * pool.page_size
         sums = PartialAttention()
-        stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
+        stream_attention(
+            sums, queries, pool.slots, index, pages, context, layer.scaling, is_chosen=shares is not None
+        )
         return self._audited(sums, pages, queries, span, layer)
 
     def _audited(

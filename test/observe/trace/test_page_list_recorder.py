@@ -110,7 +110,7 @@ def test_a_replay_of_chosen_pages_loads_what_the_server_loaded(probe_model: Path
         *("--max-running-requests", "1"),
         *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.2", "--kv-sparse-min-context", "64"),
         *("--kv-importance-trace", str(tmp_path)),
-        *config_flags(tiered={"policy": "ema"}, trace={"pages": 0.4}),
+        *config_flags(trace={"pages": 0.4}),
     )
     with ServerProcess(*flags, model=probe_model) as server:
         before = server.get("/kv_importance?limit=1")["pages"]
@@ -122,11 +122,11 @@ def test_a_replay_of_chosen_pages_loads_what_the_server_loaded(probe_model: Path
     slots = before["device_tokens_per_layer"] // PAGE_SIZE - 1
     asked = [request.kind == "asked" for request in recording.requests]  # not the server's own first one
     loaded = after["loaded"] - before["loaded"]
-    counts = run_policy(recording, "ema", slots, Selection(share=0))
+    counts = run_policy(recording, "lru", slots, Selection(share=0))
     assert counts.loaded[asked].sum() > 100
     assert (counts.loaded + counts.streamed)[asked].sum() == loaded
     other = run_policy(recording, "lfu", slots, Selection(share=0))
     assert (other.loaded + other.streamed)[asked].sum() != loaded
     # Exact attention of the same queries is known, too.
-    wanted = run_policy(recording, "ema", slots, Selection(share=0.2))
+    wanted = run_policy(recording, "lru", slots, Selection(share=0.2))
     assert 0.2 < wanted.mass.sum() / wanted.heads.sum() <= 1

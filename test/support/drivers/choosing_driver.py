@@ -49,7 +49,7 @@ class ChoosingDriver(AttentionDriver):
             max_requests=2,
             kept_bytes=selector.kept_bytes(HEAD_DIM),
         )
-        pool.attach_slots(plan, "cpu", "ema", selector, self.selections)
+        pool.attach_slots(plan, "cpu", "lru", selector, self.selections)
         self.runner.token_to_kv_pool = pool
         assert pool.slots.representations is not None
         chooser = PageChooser(

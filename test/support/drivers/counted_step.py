@@ -44,7 +44,7 @@ class CountedStep:
         policy: as ``--kv-residency-policy``.
     """
 
-    def __init__(self, batch: int, context: int, selector: str, policy: str = "ema") -> None:
+    def __init__(self, batch: int, context: int, selector: str, policy: str = "lru") -> None:
         per_request = -(-(context + 4) // PAGE)
         pool_tokens = (batch * per_request + 1) * PAGE
         self.batch, self.context = batch, context

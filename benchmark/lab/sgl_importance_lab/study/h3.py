@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.terminal import counted
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs
 from sgl_importance_lab.replay.residency.page_replay import (
+    INDEPENDENT_POLICIES,
     PageCounts,
     PageReplayError,
     Selection,
@@ -50,7 +50,7 @@ class Arm:
 
 
 JOINT = Arm("ema", 1.0)
-INDEPENDENT = tuple(Arm(policy) for policy in (*RESIDENCY_POLICIES, "lfu"))
+INDEPENDENT = tuple(Arm(policy) for policy in INDEPENDENT_POLICIES)
 ARMS = (*INDEPENDENT, Arm("random"), Arm(OPTIMUM), Arm("lru", 1.0), JOINT, Arm("lru", 3.0), Arm("ema", 3.0))
 
 

@@ -68,7 +68,7 @@ def test_the_replay_loads_what_the_servers_slots_load(
         numbers = np.array(pages)
         shares = draws.random(len(pages), dtype=np.float32) if is_chosen else None
         before = real.traffic.loaded
-        real.place(layer, torch.from_numpy(numbers), None if shares is None else torch.from_numpy(shares))
+        real.place(layer, torch.from_numpy(numbers), is_chosen=is_chosen)
         assert replay.read(layer, numbers, shares) == real.traffic.loaded - before
         everything = np.arange(PAGES)
         found = replay.is_resident(layer, everything)

@@ -1,6 +1,6 @@
 """One recording of page lists through one policy of residency: what would have been loaded.
 
-The policies are the server's own (``sgl_importance_kernels.sparse.slot_table``), driven as its attention
+Slots are given as in the server (``sgl_importance_kernels.sparse.slot_table``), driven as its attention
 drives them: a prompt reads all pages before it, a generated token those that it wants.
 """
 
@@ -30,8 +30,11 @@ from sgl_importance_lab.replay.residency.page_steps import (
 if TYPE_CHECKING:
     from sgl_importance_lab.replay.residency.residency_replay import ResidencyReplay
 
-PAGE_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "lfu", "random", OPTIMUM)
-"""What a server offers, and what is replayed beside it to compare with."""
+INDEPENDENT_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "ema", "importance", "lfu")
+"""What a server offers, and what learns from choices."""
+
+PAGE_POLICIES: tuple[str, ...] = (*INDEPENDENT_POLICIES, "random", OPTIMUM)
+"""All that is replayed."""
 
 
 class PageReplayError(ImportanceError, ValueError):

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl_importance_kernels.sparse.page_history import PageHistory, Residency
+from sgl_importance_kernels.sparse.page_history import PageHistory
 from sgl_importance_kernels.sparse.slot_table import SlotTable
+from sgl_importance_lab.replay.residency.compared_histories import Fading, FadingHistory, RandomHistory
 
 Numbers = npt.NDArray[np.int64]
-
-
-class _RandomHistory(PageHistory):
-    """Values pages by chance: the control that knows nothing of them but who was read just now."""
-
-    def __init__(self, num_layers: int, num_pages: int, seed: int) -> None:
-        super().__init__("lru", num_layers, num_pages, "cpu")
-        self._draws = torch.Generator().manual_seed(seed)
-
-    def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
-        return torch.rand(len(pages), generator=self._draws)
 
 
 class ResidencyReplay:
     """Slots of several layers under one policy. Heads that choose for themselves are layers of their own.
 
     Args:
-        policy: a policy of the server, or ``random``.
+        policy: a policy of the server, one of ``FadingHistory``, or ``random``.
         num_layers: layers, each with slots of its own.
         num_pages: different pages that are read.
         num_slots: pages that a layer keeps.
@@ -39,7 +29,7 @@ class ResidencyReplay:
 
     def __init__(
         self,
-        policy: Residency | str,
+        policy: str,
         *,
         num_layers: int,
         num_pages: int,
@@ -47,13 +37,15 @@ class ResidencyReplay:
         staging_pages: int,
         seed: int = 0,
     ) -> None:
-        history: Any = (
-            _RandomHistory(num_layers, num_pages + 1, seed)
-            if policy == "random"
-            else PageHistory(policy, num_layers, num_pages + 1, "cpu")  # type: ignore[arg-type]
-        )
-        # Page 0 of a table is padding's.
-        self._table = SlotTable(history, num_layers, num_pages + 1, num_slots, 0, "cpu")
+        sizes = num_layers, num_pages + 1  # page 0 of a table is padding's
+        self._history: PageHistory
+        if policy == "random":
+            self._history = RandomHistory(*sizes, seed)
+        elif policy in get_args(Fading):
+            self._history = FadingHistory(policy, *sizes)  # type: ignore[arg-type]
+        else:
+            self._history = PageHistory(policy, *sizes, "cpu")  # type: ignore[arg-type]
+        self._table = SlotTable(self._history, *sizes, num_slots, 0, "cpu")
         self._staging_pages = staging_pages
 
     def begin_pass(self) -> None:
@@ -78,9 +70,10 @@ class ResidencyReplay:
             open_page: the page that the request fills: it is on the device without a slot.
         """
         numbers = torch.from_numpy(pages) + 1
-        chosen_for = None if shares is None else torch.from_numpy(shares)
+        if isinstance(self._history, FadingHistory) and shares is not None:
+            self._history.shares = torch.from_numpy(shares)
         in_frame = torch.where(numbers == open_page + 1, 0, -1)
-        slots, brought, _ = self._table.read(layer, numbers, chosen_for, in_frame)
+        slots, brought, _ = self._table.read(layer, numbers, in_frame, is_chosen=shares is not None)
         return int((slots < 0).sum() + (brought >= 0).sum())
 
     def stream(self, layer: int, pages: Numbers) -> int:
