@@ -81,7 +81,7 @@ class Run(msgspec.Struct):
     @property
     def name(self) -> str:
         """For tables."""
-        if self.selector in (None, "all"):
+        if self.selector is None or self.budget is None:
             return f"{self.model} {self.selector or ''}".rstrip()
         return f"{self.model} {self.selector} {self.budget:g}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from typing import Any
 
@@ -38,11 +39,21 @@ async def new_run(url: str, api_key: str | None, timeout: float, asked: Asked, b
     async with client:
         model, flags = await client.model(), await client.flags()
         # Not all flags: sglang draws a seed at each start.
-        told = [model, await client.told_model(), flags.get("launch_command")]
+        command = str(flags.get("launch_command", ""))
+        told = [model, await client.told_model(), command]
         served = hashlib.sha256(msgspec.json.encode(told)).hexdigest()
         hints = body.get("kv_hints") or {}
-        selector = hints.get("selector") or flags.get("kv_sparse_selector")
-        budget = hints.get("budget") or flags.get("kv_sparse_budget")
+        given = _selector_flags(command)
+        selector = hints.get("selector") or given.kv_sparse_selector
+        budget = hints.get("budget") or given.kv_sparse_budget
         if selector in (None, "all"):
             budget = None
         return Run(asked, client.base_url, model, served, body, selector, budget, [])
+
+
+def _selector_flags(command: str) -> argparse.Namespace:
+    """Ours are in no field of ``/server_info``, as sglang does not know them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--kv-sparse-selector")
+    parser.add_argument("--kv-sparse-budget", type=float)
+    return parser.parse_known_args(command.split())[0]

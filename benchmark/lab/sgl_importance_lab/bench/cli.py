@@ -73,7 +73,8 @@ def bench_command(
     resume: Annotated[
         bool,
         typer.Option(
-            help="Keep what an interrupted run was answered, by the same model and, of sglang, the same flags."
+            help="Keep what an interrupted run was answered by the same model "
+            "and, where it is sglang, the same flags."
         ),
     ] = False,
     json_file: Annotated[

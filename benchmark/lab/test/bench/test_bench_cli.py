@@ -148,7 +148,8 @@ def test_answers_of_another_command_line_are_not_kept(words: list[str], tmp_path
     out = tmp_path / "runs.json"
     asked: list[str] = []
 
-    def started(command: str, seed: int) -> Reply:
+    def started(budget: float, seed: int) -> Reply:
+        command = f"--port 1 --kv-sparse-selector bits --kv-sparse-budget={budget}"
         told = {"data": [{"id": "served"}], "launch_command": command, "random_seed": seed}
         return 200, json.dumps(told).encode()
 
@@ -156,11 +157,11 @@ def test_answers_of_another_command_line_are_not_kept(words: list[str], tmp_path
         asked.append(body["prompt"])
         return says("right") if len(asked) < 4 else (503, b"full")
 
-    with chat_server(answer, started("--kv-sparse-budget 0.1", 1)) as url:
+    with chat_server(answer, started(0.1, 1)) as url:
         arguments = [*words, "--url", url, "--samples", "5", "--json", str(out)]
         assert bench(arguments).exit_code == 2
     port = int(url.rsplit(":", 1)[1])
-    for command, remaining in (("--kv-sparse-budget 0.2", 5), ("--kv-sparse-budget 0.1", 2)):
+    for budget, remaining in ((0.2, 5), (0.1, 2)):
         kept = out.with_name("runs.json.part").read_bytes()
         asked.clear()
 
@@ -168,9 +169,10 @@ def test_answers_of_another_command_line_are_not_kept(words: list[str], tmp_path
             asked.append(body["prompt"])
             return says("right")
 
-        with chat_server(again, started(command, 2), port):
+        with chat_server(again, started(budget, 2), port):
             assert bench(arguments, "--resume").exit_code == 0
         assert len(asked) == remaining
+        assert (document(out)[0]["selector"], document(out)[0]["budget"]) == ("bits", budget)
         out.with_name("runs.json.part").write_bytes(kept)
 
 
