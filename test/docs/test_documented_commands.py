@@ -48,7 +48,7 @@ NOT_RUN = {
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
-    "sgl-importance bench": "installs a harness; the lab's test/bench has its parts",
+    "sgl-importance bench": "installs 0.9 GB and takes minutes; the lab's test/bench asks servers",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",
     "sgl-importance observe": "needs a server under observe; test/observe/shadow asks one",
     "sgl-importance why --rid": "needs the id of a request; test/serve asks for one",

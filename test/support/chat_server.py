@@ -20,7 +20,9 @@ def completion(text: str | None, **fields: str) -> Reply:
 
 
 @contextmanager
-def chat_server(answer: Callable[[dict[str, Any]], Reply], models: Reply | None = None) -> Iterator[str]:
+def chat_server(
+    answer: Callable[[dict[str, Any]], Reply], models: Reply | None = None, port: int = 0
+) -> Iterator[str]:
     """Yields the address of a server that answers each chat request with `answer` of its body."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +46,7 @@ def chat_server(answer: Callable[[dict[str, Any]], Reply], models: Reply | None 
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -64,6 +64,7 @@ class Run(msgspec.Struct):
     """One server.
 
     Attributes:
+        served: digest of what the server says of its model and, where it is sglang, of its command line.
         body: fields that were added to each request.
         budget: of pages that a step reads, tokens or a share below 1, where the server tells.
     """
@@ -71,6 +72,7 @@ class Run(msgspec.Struct):
     asked: Asked
     url: str
     model: str
+    served: str
     body: dict[str, Any]
     selector: str | None
     budget: float | None
@@ -79,7 +81,7 @@ class Run(msgspec.Struct):
     @property
     def name(self) -> str:
         """For tables."""
-        if self.selector in (None, "all"):
+        if self.selector is None or self.budget is None:
             return f"{self.model} {self.selector or ''}".rstrip()
         return f"{self.model} {self.selector} {self.budget:g}"
 

@@ -70,7 +70,13 @@ def bench_command(
         typer.Option("--harness", parser=some_path, metavar="FOLDER", help="The harness's environment."),
     ] = harness.DEFAULT_FOLDER,
     install: Annotated[bool, typer.Option(help="Make that environment first, where it is missing.")] = False,
-    resume: Annotated[bool, typer.Option(help="Keep the answers that an interrupted run had.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Keep what an interrupted run was answered by the same model "
+            "and, where it is sglang, the same flags."
+        ),
+    ] = False,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", parser=some_path, metavar="PATH", help="Write runs and answers here."),
@@ -161,7 +167,7 @@ def _fill(
     title = f"{asked.suite}, {run.name}"
     with counted(title, len(asked.lengths) * len(asked.tasks) * asked.samples) as advance:
         for length in asked.lengths:
-            proxy = RecordingProxy(run.url, api_key, timeout, run.body, kept, advance)
+            proxy = RecordingProxy(run.url, run.served, api_key, timeout, run.body, kept, advance)
             with listening(proxy) as address:
                 try:
                     samples = harness.samples_of(python, asked, length, address, run.model, data, clients)

@@ -21,7 +21,7 @@ class Exchange(msgspec.Struct):
     """One answered request.
 
     Attributes:
-        request: digest of address, path and body.
+        request: digest of address, server, path and body.
         cached_tokens: of the prompt, that the server found in its cache; 0 where it does not say.
         seconds: until the whole answer was there.
     """
@@ -44,6 +44,7 @@ class RecordingProxy:
     def __init__(
         self,
         url: str,
+        served: str,
         api_key: str | None,
         timeout: float,
         fields: dict[str, Any],
@@ -51,6 +52,7 @@ class RecordingProxy:
         on_answer: Callable[[], None],
     ) -> None:
         self._url = url
+        self._served = served
         self._fields = fields
         self._kept_file = kept_file
         self._on_answer = on_answer
@@ -64,7 +66,8 @@ class RecordingProxy:
     def answer(self, path: str, sent: bytes) -> tuple[int, bytes]:
         """Status and body for the harness; a failure is noted in ``problem``."""
         body = msgspec.json.encode({**msgspec.json.decode(sent), **self._fields}, order="sorted")
-        request = hashlib.sha256(b"\0".join((self._url.encode(), path.encode(), body))).hexdigest()
+        parts = (self._url.encode(), self._served.encode(), path.encode(), body)
+        request = hashlib.sha256(b"\0".join(parts)).hexdigest()
         kept = self._kept.get(request)
         if kept is None:
             start = time.perf_counter()

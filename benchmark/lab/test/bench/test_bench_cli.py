@@ -144,6 +144,38 @@ def test_a_resumed_run_asks_only_what_is_missing(words: list[str], tmp_path: Pat
     assert document(out)[0]["parts"][0]["prompt_tokens"] == 50
 
 
+def test_answers_of_another_command_line_are_not_kept(words: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "runs.json"
+    asked: list[str] = []
+
+    def started(budget: float, seed: int) -> Reply:
+        command = f"--port 1 --kv-sparse-selector bits --kv-sparse-budget={budget}"
+        told = {"data": [{"id": "served"}], "launch_command": command, "random_seed": seed}
+        return 200, json.dumps(told).encode()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        asked.append(body["prompt"])
+        return says("right") if len(asked) < 4 else (503, b"full")
+
+    with chat_server(answer, started(0.1, 1)) as url:
+        arguments = [*words, "--url", url, "--samples", "5", "--json", str(out)]
+        assert bench(arguments).exit_code == 2
+    port = int(url.rsplit(":", 1)[1])
+    for budget, remaining in ((0.2, 5), (0.1, 2)):
+        kept = out.with_name("runs.json.part").read_bytes()
+        asked.clear()
+
+        def again(body: dict[str, Any]) -> Reply:
+            asked.append(body["prompt"])
+            return says("right")
+
+        with chat_server(again, started(budget, 2), port):
+            assert bench(arguments, "--resume").exit_code == 0
+        assert len(asked) == remaining
+        assert (document(out)[0]["selector"], document(out)[0]["budget"]) == ("bits", budget)
+        out.with_name("runs.json.part").write_bytes(kept)
+
+
 def test_fields_reach_the_server_that_they_are_meant_for(words: list[str], tmp_path: Path) -> None:
     hints: list[Any] = []
 
