@@ -15,6 +15,8 @@ BLOCK_PAGES = MIN_DOT_ROWS
 """Pages of a tile. One token of each is multiplied at a time."""
 BLOCK_D = 16
 """Channels that are multiplied at a time: of more, ptxas keeps some on a stack."""
+STAGES = 2
+"""Loads in flight: with Triton's three, ptxas puts 8 bytes on a stack for sm_90."""
 
 
 @triton.jit(do_not_specialize=["pages_stride", "max_pages", "kept_bytes"])
@@ -155,5 +157,6 @@ def scan_codes(
             BLOCK_D=BLOCK_D,
             BLOCK_PAGES=BLOCK_PAGES,
             DOT_DTYPE=dot_dtype(torch.bfloat16),
+            num_stages=STAGES,
         )
     return found
