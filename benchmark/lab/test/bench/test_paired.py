@@ -20,7 +20,7 @@ def run(scores: list[float], *, length: int = 1024, prompts: str = "p", **fields
         for number, score in enumerate(scores)
     ]
     values: dict[str, object] = {"selector": None, "budget": None, **fields}
-    return Run(asked, "http://a", "m", {}, parts=[Part(length, 1, 0, 1.0, samples)], **values)  # type: ignore[arg-type]  # fields by name
+    return Run(asked, "http://a", "m", "", {}, parts=[Part(length, 1, 0, 1.0, samples)], **values)  # type: ignore[arg-type]  # fields by name
 
 
 @pytest.mark.parametrize(
