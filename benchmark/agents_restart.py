@@ -25,11 +25,12 @@ from typing import Annotated
 import numpy as np
 import typer
 from agents import BLOCK_TOKENS, FRACTIONS, Job
-from agents_served import GHOST_FACTOR, LONGEST_TOKENS, LRU, sessions_that_fit
+from agents_served import LONGEST_TOKENS, LRU, sessions_that_fit
 from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
+from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
@@ -83,7 +84,7 @@ def rates(traces: Sequence[Trace], job: Job) -> tuple[float, float]:
     ranking = (
         LruShadowRanking()
         if job.policy == LRU
-        else RestartedRanking(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * job.capacity)
+        else RestartedRanking(UNIFORM_COST, BLOCK_TOKENS, ghost_pages_of(job.capacity))
     )
     cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking, spare_pages=1, chunk_tokens=SERVER_CHUNK_TOKENS)
     served = ServedPages(trace)

@@ -35,6 +35,7 @@ from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit
 from intervals import interval
 from results import print_rows, write_results
 
+from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
@@ -57,7 +58,6 @@ ARMS = (LRU, NOT_TOLD, IN_CLASSES, IMPORTANCE)
 LONGEST_TOKENS = 200_000
 START_SECONDS = 0.5
 """Before the first token of an answer that takes time; assumed, like its speed."""
-GHOST_FACTOR = 4  # pages remembered for each page of the pool, as on a server
 
 
 class EndsInClasses(ImportanceRanking):
@@ -71,7 +71,7 @@ def ranking_of(arm: str, capacity: int) -> ShadowRanking:
     if arm == LRU:
         return LruShadowRanking()
     kind = EndsInClasses if arm == IN_CLASSES else ImportanceRanking
-    return kind(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * capacity)
+    return kind(UNIFORM_COST, BLOCK_TOKENS, ghost_pages_of(capacity))
 
 
 def events(trace: Trace, tokens_per_second: float | None) -> Iterator[tuple[int, bool]]:

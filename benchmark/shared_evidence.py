@@ -24,6 +24,7 @@ from unittest.mock import patch
 import numpy as np
 import typer
 from intervals import interval
+from policy import window
 from results import RESULTS, print_rows, write_results
 from rich.progress import track
 
@@ -59,18 +60,6 @@ def deal(trace: Trace, seed: int) -> tuple[Trace, Trace]:
         )
     first, second = (builder.build() for builder in builders)
     return first, second
-
-
-def head(trace: Trace, requests: int) -> Trace:
-    builder = TraceBuilder(trace.name, trace.block_tokens)
-    for request in range(min(requests, trace.num_requests)):
-        builder.add(
-            trace.request(request).tolist(),
-            input_tokens=int(trace.input_tokens[request]),
-            output_tokens=int(trace.output_tokens[request]),
-            seconds=float(trace.seconds[request]),
-        )
-    return builder.build()
 
 
 def evidence_of(trace: Trace) -> list[Counts]:
@@ -128,7 +117,7 @@ def ratios(trace: Trace, seed: int) -> dict[tuple[int, str], float]:
     for number, server in enumerate(servers):
         other, own = known[1 - number], known[number]
         for length in LENGTHS:
-            part = head(server, length)
+            part = window(server, server.name, 0, min(length, server.num_requests))
             numbers = access_classes(part).numbers.tolist()
             for fraction in FRACTIONS:
                 capacity = max(1, int(fraction * server.num_blocks))

@@ -77,6 +77,17 @@ class GhostNode:
     resolved: bool = False
 
 
+GHOSTS_PER_DEVICE_PAGE = 4
+"""Long enough to see whether an evicted page comes back."""
+MAX_GHOST_PAGES = 2**18
+"""About 70 MB of scheduler memory, also where a page is one token."""
+
+
+def ghost_pages_of(device_pages: int) -> int:
+    """Evicted pages that a server with a device tier of so many pages remembers."""
+    return min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
+
+
 class GhostTable:
     """The last ``capacity_pages`` pages that were removed, by chained digest; oldest forgotten first.
 

@@ -56,7 +56,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     assert 0 < loaded < read
     assert sum(pages["device_bytes"].values()) <= pages["device_budget_bytes"]
     longest = max(len(exchange.prompt) for exchange in exchanges)
-    assert longest > 3 * pages["device_tokens_per_layer"]
+    assert longest > 4 * pages["device_tokens_per_layer"]
 
 
 @pytest.mark.nightly

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace import TraceError
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back
-MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is one token
-
 
 def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
     """The rows that the attention backend of the loaded model fills; None where it emits no scores."""
@@ -74,7 +72,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     page_size = ctx.params.page_size
     device_pages = full_attention_allocator(allocator).size // page_size
     policy = create_policy(options, cost_model(ctx.model_config, allocator))
-    ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
+    ghost_pages = ghost_pages_of(device_pages)
     rows = emitted_rows(ctx)
     ranks = Ranks(ctx.params.tp_cache_group)
     share(rows, ctx.params.tp_cache_group)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS, ShadowPair
 from sgl_importance.observe.trace.reader import TraceReader
 from sgl_importance.observe.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
 
-_GHOSTS_PER_PAGE = 4  # as on a server
 _ANSWER_ENDS = {end.name.lower(): end for end in AnswerEnd}
 
 
@@ -30,9 +30,8 @@ def recorded_pair(reader: TraceReader, chunk_tokens: int = SERVER_CHUNK_TOKENS) 
         return None
     constants: dict[str, Any] = {**header.cost, "bytes_per_token": int(header.cost["bytes_per_token"])}
     cost = CostModel(**constants)
-    pair = ShadowPair(
-        capacity, header.page_size, cost, _GHOSTS_PER_PAGE * capacity, chunk_tokens=chunk_tokens
-    )
+    ghosts = ghost_pages_of(capacity)
+    pair = ShadowPair(capacity, header.page_size, cost, ghosts, chunk_tokens=chunk_tokens)
     prompts: dict[int, int] = {}
     for record in reader:
         match record:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.http_abuse import message, tokens
 from support.servers import ServerProcess
 from support.waiting import wait_until
 
@@ -20,17 +20,6 @@ PREFIX = "/kv_importance"
 CALLERS = 100
 BEYOND = 99_999_999
 ENVELOPE: dict[str, Any] = {"protocol_version": "1", "message_id": "m", "actions": []}
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(300, 1000) for _ in range(count)]
-
-
-def message(answer: httpx.Response) -> str:
-    """What an error says, in each of sglang's forms."""
-    document = answer.json()
-    return str(document.get("message") or document["error"]["message"])
 
 
 # ---- many callers ----

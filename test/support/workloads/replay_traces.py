@@ -1,9 +1,11 @@
-"""Random traces, and the public ones where this checkout has them beside it."""
+"""Random traces and written ones, and the public ones where this checkout has them beside it."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -40,3 +42,10 @@ object_traces = st.builds(
     st.lists(st.lists(st.integers(0, 11), max_size=7), min_size=1, max_size=40),
     prefix_tree=st.just(False),
 )
+
+
+def write_records(path: Path, *lines: dict[str, Any] | str) -> Path:
+    """A record a line: JSON of objects, texts as they are."""
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path

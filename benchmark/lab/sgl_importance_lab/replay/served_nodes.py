@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance_lab.replay.cache import ReplayCounts
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.trace import Trace
-
-GHOST_FACTOR = 4
-"""Pages remembered for each page of the pool, as on a server."""
 
 
 def replay_served(
@@ -35,7 +33,7 @@ def replay_served(
     assert trace.parents is not None, "independent objects have no prefix tree: use replay_objects"
     tokens = trace.block_tokens
     ranking = (
-        ImportanceRanking(UNIFORM_COST, tokens, GHOST_FACTOR * capacity)
+        ImportanceRanking(UNIFORM_COST, tokens, ghost_pages_of(capacity))
         if is_importance
         else LruShadowRanking()
     )

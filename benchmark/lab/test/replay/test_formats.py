@@ -10,7 +10,6 @@ import os
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,10 @@ from sgl_importance_lab.replay.formats.detect import READERS, detect_reader, loa
 from sgl_importance_lab.replay.formats.line_reader import BadRecord, ReadOptions, TraceError
 from sgl_importance_lab.replay.formats.oracle_general import RECORD, number_by_first_use
 
-from support.workloads.replay_traces import shared_data
+from support.workloads.replay_traces import shared_data, write_records
 
 CHECKPOINT = checkpoint_path()
 NO_NEXT = -1
-
-
-def _write(path: Path, *lines: dict[str, Any] | str) -> Path:
-    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
-    path.write_text("".join(f"{text}\n" for text in texts))
-    return path
 
 
 def _mooncake(hash_ids: list[int], *, tokens: int | None = None, ms: int = 0) -> dict[str, Any]:
@@ -66,7 +59,9 @@ def _oracle(path: Path, *objects: int) -> Path:
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.jsonl", _mooncake([70, 71], tokens=1000), "", _mooncake([70, 9, 8], ms=1500))
+    path = write_records(
+        tmp_path / "a.jsonl", _mooncake([70, 71], tokens=1000), "", _mooncake([70, 9, 8], ms=1500)
+    )
     assert detect_reader(path).NAME == "mooncake"
     trace = read_trace(path)
     trace.check_integrity()
@@ -81,7 +76,7 @@ def test_mooncake(tmp_path: Path) -> None:
 
 
 def test_requests_are_put_in_order_of_time(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.jsonl", _mooncake([5], ms=3000), _mooncake([6], ms=1000))
+    path = write_records(tmp_path / "a.jsonl", _mooncake([5], ms=3000), _mooncake([6], ms=1000))
     trace = read_trace(path)
     assert trace.seconds.tolist() == [0.0, 2.0]
     assert trace.blocks.tolist() == [0, 1]
@@ -117,13 +112,15 @@ def test_bad_records_are_located(tmp_path: Path, line: str, cause: str) -> None:
 
 
 def test_a_bad_first_line_does_not_hide_the_format(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.jsonl", "{", _mooncake([1]))
+    path = write_records(tmp_path / "a.jsonl", "{", _mooncake([1]))
     assert detect_reader(path).NAME == "mooncake"
 
 
 def test_bailian_chains_its_blocks(tmp_path: Path) -> None:
     """Hash 3 behind 1 and behind 2 are different prefixes."""
-    path = _write(tmp_path / "b.jsonl", _bailian([1, 3]), _bailian([2, 3], seconds=1.25), _bailian([1, 3, 3]))
+    path = write_records(
+        tmp_path / "b.jsonl", _bailian([1, 3]), _bailian([2, 3], seconds=1.25), _bailian([1, 3, 3])
+    )
     assert detect_reader(path).NAME == "bailian"
     trace = read_trace(path)
     trace.check_integrity()
@@ -137,7 +134,7 @@ def test_bailian_chains_its_blocks(tmp_path: Path) -> None:
 
 def test_chat_prompts_become_chained_blocks_of_bytes(tmp_path: Path) -> None:
     shared, tail = "s" * 32, "t" * 20
-    path = _write(
+    path = write_records(
         tmp_path / "chat.jsonl",
         {"input": shared + "a" * 16, "timestamp": 1_760_000_000_000_000, "output": "four"},
         {"prompt": shared + tail, "timestamp": "2025-10-09T08:53:25+00:00"},
@@ -156,39 +153,41 @@ def test_messages_of_chat_and_batch_requests(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Answer in one word, whatever you are asked. " * 2}
     first = {"messages": [system, {"role": "user", "content": "Why?"}]}
     second = {"messages": [system, {"role": "user", "content": "Where? " * 9}]}
-    path = _write(tmp_path / "chat.jsonl", first, {"body": second}, {"body": first})
+    path = write_records(tmp_path / "chat.jsonl", first, {"body": second}, {"body": first})
     trace = read_trace(path)
     one, two, three = (trace.request(index).tolist() for index in range(3))
     assert one == three
     assert one[:5] == two[:5]
     assert len(two) > len(one)
-    with_tools = _write(tmp_path / "tools.jsonl", first, first | {"tools": [{"type": "function"}]})
+    with_tools = write_records(tmp_path / "tools.jsonl", first, first | {"tools": [{"type": "function"}]})
     assert read_trace(with_tools).request(1)[0] != 0
 
 
 def test_prompts_may_be_token_ids(tmp_path: Path) -> None:
-    path = _write(tmp_path / "ids.jsonl", {"prompt": list(range(40))}, {"prompt": [*range(16), *range(16)]})
+    path = write_records(
+        tmp_path / "ids.jsonl", {"prompt": list(range(40))}, {"prompt": [*range(16), *range(16)]}
+    )
     assert [read_trace(path).request(index).tolist() for index in range(2)] == [[0, 1], [0, 2]]
 
 
 @pytest.mark.parametrize("make", [lambda text: text, lambda text: list(text.encode())])
 def test_a_list_of_prompts_is_as_many_requests(tmp_path: Path, make: Callable[[str], Any]) -> None:
     prompts = [make("s" * 16 + end * 16) for end in "ab"]
-    trace = read_trace(_write(tmp_path / "chat.jsonl", {"prompt": prompts, "timestamp": 3}))
+    trace = read_trace(write_records(tmp_path / "chat.jsonl", {"prompt": prompts, "timestamp": 3}))
     assert [trace.request(index).tolist() for index in range(2)] == [[0, 1], [0, 2]]
     assert trace.seconds.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("prompt", [["a" * 16, [1]], [1, "a"], [[1] * 16, []]])
 def test_a_list_of_unlike_prompts_is_bad(tmp_path: Path, prompt: list[Any]) -> None:
-    path = _write(tmp_path / "chat.jsonl", {"prompt": "p" * 16}, {"prompt": prompt})
+    path = write_records(tmp_path / "chat.jsonl", {"prompt": "p" * 16}, {"prompt": prompt})
     with pytest.raises(TraceError, match=r"chat.jsonl:2: (prompt: |needs exactly one of)"):
         read_trace(path)
 
 
 def test_tools_part_texts_too(tmp_path: Path) -> None:
     one, two = ({"input": "a" * 64, "tools": [{"type": kind}]} for kind in ("function", "web_search"))
-    trace = read_trace(_write(tmp_path / "chat.jsonl", one, two, one))
+    trace = read_trace(write_records(tmp_path / "chat.jsonl", one, two, one))
     assert trace.request(0).tolist() == trace.request(2).tolist()
     assert trace.request(0)[-1] != trace.request(1)[-1]
 
@@ -196,7 +195,7 @@ def test_tools_part_texts_too(tmp_path: Path) -> None:
 def test_what_aiperf_writes(tmp_path: Path) -> None:
     """Of its ``mooncake_trace``: texts, messages or whole bodies, by a time or by delays within sessions."""
     message = {"role": "user", "content": "u" * 40}
-    path = _write(
+    path = write_records(
         tmp_path / "aiperf.jsonl",
         {"timestamp": 1000, "session_id": "a", "text_input": "t" * 32, "output_length": 5},
         {"session_id": "b", "messages": [message], "tools": None, "delay": None, "timestamp": 3000},
@@ -215,7 +214,7 @@ def test_delays_count_within_a_session(tmp_path: Path) -> None:
         {"input_length": 512, "hash_ids": [3], "delay": 2500, "session_id": "a", "output_length": 1},
     )
     said: list[str] = []
-    trace = read_trace(_write(tmp_path / "a.jsonl", *records), ReadOptions(remark=said.append))
+    trace = read_trace(write_records(tmp_path / "a.jsonl", *records), ReadOptions(remark=said.append))
     assert trace.seconds.tolist() == [0.0, 1.0, 2.5]
     assert said == []
 
@@ -223,7 +222,7 @@ def test_delays_count_within_a_session(tmp_path: Path) -> None:
 def test_a_tokenizer_cuts_blocks_of_its_tokens(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     messages = [{"role": "user", "content": "What does the record say? " * 8}]
-    path = _write(tmp_path / "chat.jsonl", {"messages": messages}, {"messages": messages})
+    path = write_records(tmp_path / "chat.jsonl", {"messages": messages}, {"messages": messages})
     trace = read_trace(path, ReadOptions(tokenizer=str(CHECKPOINT)))
     assert trace.request(0).tolist() == trace.request(1).tolist()
     assert 0 < trace.input_tokens[0] < read_trace(path).input_tokens[0]
@@ -237,7 +236,7 @@ def test_a_tokenizer_cuts_blocks_of_its_tokens(tmp_path: Path) -> None:
     [{"prompt": "a", "input": "b"}, {"prompt": ""}, {"output": "x"}, {"prompt": "a", "timestamp": "noon"}],
 )
 def test_records_without_one_prompt_are_bad(tmp_path: Path, record: dict[str, Any]) -> None:
-    path = _write(tmp_path / "chat.jsonl", {"prompt": "p" * 16}, record)
+    path = write_records(tmp_path / "chat.jsonl", {"prompt": "p" * 16}, record)
     with pytest.raises(TraceError, match=r"chat.jsonl:2: (needs exactly one of|timestamp 'noon')"):
         read_trace(path)
 
@@ -246,7 +245,7 @@ def test_records_without_one_prompt_are_bad(tmp_path: Path, record: dict[str, An
 def test_unix_times_are_told_apart_by_size(tmp_path: Path, units_per_second: float) -> None:
     times = (1_760_000_000, 1_760_000_090)
     records = ({"prompt": "p" * 16, "timestamp": time * units_per_second} for time in times)
-    assert read_trace(_write(tmp_path / "chat.jsonl", *records)).seconds.tolist() == [0.0, 90.0]
+    assert read_trace(write_records(tmp_path / "chat.jsonl", *records)).seconds.tolist() == [0.0, 90.0]
 
 
 def test_times_without_a_zone_are_the_same_everywhere(
@@ -254,7 +253,9 @@ def test_times_without_a_zone_are_the_same_everywhere(
 ) -> None:
     """Clocks in Berlin went back between these two; UTC did not."""
     times = ("2024-10-27T00:30:00", "2024-10-27T01:30:00Z")
-    path = _write(tmp_path / "chat.jsonl", *({"prompt": "p" * 16, "timestamp": each} for each in times))
+    path = write_records(
+        tmp_path / "chat.jsonl", *({"prompt": "p" * 16, "timestamp": each} for each in times)
+    )
     for zone in ("UTC", "Europe/Berlin", "America/New_York"):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
@@ -264,14 +265,14 @@ def test_times_without_a_zone_are_the_same_everywhere(
 
 
 def test_a_mark_of_utf_8_in_front_is_no_record(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.jsonl", _mooncake([1]), _mooncake([1, 2], ms=1000))
+    path = write_records(tmp_path / "a.jsonl", _mooncake([1]), _mooncake([1, 2], ms=1000))
     path.write_bytes(BOM_UTF8 + path.read_bytes())
     assert read_trace(path).num_requests == 2
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 def test_a_packed_trace_is_named(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    path = _write(tmp_path / "a.jsonl", _mooncake([1]))
+    path = write_records(tmp_path / "a.jsonl", _mooncake([1]))
     path.write_bytes(pack(path.read_bytes()))
     with pytest.raises(TraceError, match="unpack it first"):
         read_trace(path)
@@ -285,8 +286,10 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, format_name: str |
 
 
 def test_a_folder_of_sessions_is_merged_by_time(tmp_path: Path) -> None:
-    _write(tmp_path / "one.jsonl", {"input": "a" * 16, "timestamp": 3}, {"input": "a" * 32, "timestamp": 7})
-    _write(tmp_path / "two.jsonl", {"input": "b" * 16, "timestamp": 5})
+    write_records(
+        tmp_path / "one.jsonl", {"input": "a" * 16, "timestamp": 3}, {"input": "a" * 32, "timestamp": 7}
+    )
+    write_records(tmp_path / "two.jsonl", {"input": "b" * 16, "timestamp": 5})
     trace = read_trace(tmp_path)
     assert [trace.request(index).tolist() for index in range(3)] == [[0], [1], [0, 2]]
     assert trace.seconds.tolist() == [0.0, 2.0, 4.0]
@@ -342,7 +345,9 @@ def test_numbers_follow_first_use(names: list[int]) -> None:
 
 
 def test_azure_is_refused_with_the_reason(tmp_path: Path) -> None:
-    path = _write(tmp_path / "azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44")
+    path = write_records(
+        tmp_path / "azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"
+    )
     with pytest.raises(TraceError, match="no prefix ids"):
         read_trace(path)
 
@@ -358,7 +363,7 @@ def test_unknown_content_is_refused(tmp_path: Path, text: str) -> None:
 def test_missing_files_empty_traces_and_unknown_formats(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         read_trace(tmp_path / "none")
-    empty = _write(tmp_path / "empty.jsonl")
+    empty = write_records(tmp_path / "empty.jsonl")
     with pytest.raises(TraceError, match="holds no request"):
         read_trace(empty, format_name="mooncake")
     with pytest.raises(TraceError, match=r"unknown format 'csv'; known: .*mooncake"):
@@ -381,101 +386,16 @@ def test_shared_traces_are_told_apart() -> None:
     assert trace.num_requests > 400
 
 
-CHAT = {"messages": [{"role": "user", "content": "u" * 200}]}
-
-
-@pytest.mark.parametrize(
-    "field", ["system", "instructions", "cache_salt", "extra_key", "lora_path", "model", "reasoning_effort"]
-)
-def test_bodies_that_differ_ahead_of_the_messages_share_nothing(tmp_path: Path, field: str) -> None:
-    one, two = CHAT | {field: "a" * 40}, CHAT | {field: "b" * 40}
-    trace = read_trace(_write(tmp_path / "chat.jsonl", one, {"body": two}, one))
-    assert trace.request(0).tolist() == trace.request(2).tolist()
-    shared = set(trace.request(0).tolist()) & set(trace.request(1).tolist())
-    assert not shared
-
-
-SALTED = {"metadata": {"cache_salt": "a"}}
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "shares"),
-    [
-        (CHAT | {"cache_salt": "a"}, CHAT | SALTED, True),  # read from both places
-        (CHAT | SALTED, CHAT | {"metadata": {"cache_salt": "b"}}, False),
-        (CHAT | SALTED, CHAT | {"metadata": {"user_id": "b"}}, False),
-        (CHAT | {"options": {"extra_key": "a"}}, CHAT | {"options": {"extra_key": "b"}}, False),
-        (CHAT | {"thinking": {"type": "enabled", "budget_tokens": 9}}, CHAT, False),
-        (CHAT | {"tools": [{"name": "a" * 40}]}, CHAT | {"tools": [{"name": "b" * 40}]}, False),
-        (CHAT | {"tools": [{"name": "a" * 40}], "tool_choice": "none"}, CHAT, True),
-        (CHAT | {"temperature": 0.5, "stop": ["a"], "tool_choice": "auto"}, CHAT, True),
-        ({"text": "u" * 200, "sampling_params": {"n": 2}}, {"prompt": "u" * 200, "max_tokens": 1}, True),
-        ({"text": ["u" * 200], "cache_salt": ["a"]}, {"prompt": "u" * 200, "cache_salt": "a"}, True),
-        ({"input_ids": [5] * 40}, {"prompt": [5] * 40}, True),
-        ({"input_ids": [[5] * 40]}, {"input": [[5] * 40]}, True),
-        ({"instances": [{"text": "u" * 200}]}, {"input": ["u" * 200]}, True),
-        (
-            {"instances": [{"input_ids": [5] * 40}], "parameters": {"cache_salt": "a"}},
-            {"input_ids": [5] * 40},
-            False,
-        ),
-        ({"query": "u" * 40, "items": ["a", "b"]}, {"text": ["u" * 40 + "a", "u" * 40 + "b"]}, True),
-        ({"query": [5] * 40, "items": [[1]], "item_first": True}, {"input_ids": [1, *[5] * 40]}, True),
-    ],
-)
-def test_bodies_share_what_a_server_would_share(tmp_path: Path, one: Any, two: Any, shares: bool) -> None:
-    trace = read_trace(_write(tmp_path / "chat.jsonl", one, two), format_name="openai-chat")
-    half = trace.num_requests // 2
-    pairs = [(trace.request(index).tolist(), trace.request(index + half).tolist()) for index in range(half)]
-    assert all(first for first, _ in pairs)
-    assert all((first == second) == shares for first, second in pairs)
-
-
-def test_a_batch_has_a_salt_for_each_prompt(tmp_path: Path) -> None:
-    one = {"prompt": ["u" * 200, "v" * 200], "cache_salt": ["a", "b"]}
-    trace = read_trace(_write(tmp_path / "chat.jsonl", one, one | {"cache_salt": ["a", "c"]}))
-    rows = [trace.request(index).tolist() for index in range(4)]
-    assert rows[0] == rows[2]
-    assert not set(rows[1]) & set(rows[3])
-
-
-def test_breakpoints_that_roll_on_are_no_part_of_a_prompt(tmp_path: Path) -> None:
-    """Anthropic's clients mark the last messages, and each turn others."""
-
-    def turn(number: int) -> dict[str, Any]:
-        def content(index: int) -> Any:
-            part = {"type": "text", "text": f"{index}" * 60}
-            if index < number - 1:
-                return part["text"] if index % 2 else [part]
-            return [part | {"cache_control": {"type": "ephemeral"}}]
-
-        system = [{"type": "text", "text": "s" * 60, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
-        messages = [{"role": "user", "content": content(index)} for index in range(number)]
-        return {"system": system if number % 2 else "s" * 60, "messages": messages}
-
-    trace = read_trace(_write(tmp_path / "chat.jsonl", *map(turn, range(1, 5))))
-    rows = [trace.request(index).tolist() for index in range(4)]
-    for before, after in pairwise(rows):
-        assert after[: len(before)] == before
-
-
-def test_what_cannot_be_followed_is_said_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    path = _write(tmp_path / "chat.jsonl", *[CHAT | {"previous_response_id": "r"}] * 3, CHAT)
-    read_trace(path, ReadOptions(remark=said.append))
-    assert [text.partition(":")[2][:40] for text in said] == [" 3 requests with previous_response_id: w"]
-
-
 def test_ids_have_64_bits_and_what_is_missing_is_said(tmp_path: Path) -> None:
     record = {"input_length": 1024, "hash_ids": [2**63 + 5, 2**64 - 1], "session_id": "a", "delay": 3.0}
     said: list[str] = []
-    trace = read_trace(_write(tmp_path / "a.jsonl", record, record), ReadOptions(remark=said.append))
+    trace = read_trace(write_records(tmp_path / "a.jsonl", record, record), ReadOptions(remark=said.append))
     assert trace.blocks.tolist() == [0, 1, 0, 1]
     assert [text.partition(": ")[2].partition(":")[0] for text in said] == [
         "1 requests without timestamp",  # the other says how long it waited in its session
         "2 requests without output_length",
     ]
-    path = _write(tmp_path / "b.jsonl", record | {"hash_ids": [1, 2**64]})
+    path = write_records(tmp_path / "b.jsonl", record | {"hash_ids": [1, 2**64]})
     with pytest.raises(TraceError, match="more than 64 bits"):
         read_trace(path)
 
