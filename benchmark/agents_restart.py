@@ -35,7 +35,7 @@ from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.turns import TurnEstimator
+from sgl_importance.reuse.turns import Conversations, TurnEstimator
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
@@ -60,7 +60,7 @@ class RestartedRanking(ImportanceRanking):
             turns.forget_open()
         else:  # as new, in the place that the policy knows
             vars(turns).update(vars(TurnEstimator()))
-            self._turns._knows_ends = False
+            self._turns._knows_ends, self._turns._conversations = False, Conversations()
 
 
 def restart(cache: ShadowCache, arm: str) -> None:

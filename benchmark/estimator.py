@@ -43,7 +43,7 @@ from sgl_importance_lab.replay.formats.detect import read_trace
 from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.trace import Trace
-from sgl_importance_lab.replay.trace_turns import has_answer_ends
+from sgl_importance_lab.replay.trace_turns import ranks_by_turns
 
 Row = dict[str, Any]
 Hazards = Callable[..., FloatArray]
@@ -136,7 +136,7 @@ def hit_rate(trace: Trace, fraction: float, change: Hazards) -> float:
         patch.object(fast_importance, "hazards", change),
         patch.object(fast_turns, "hazards", change),
     ):
-        replayed = fast_turns.replay_turns if has_answer_ends(trace) else fast_importance.replay_importance
+        replayed = fast_turns.replay_turns if ranks_by_turns(trace) else fast_importance.replay_importance
         return replayed(trace, capacity).hit_blocks / trace.num_accesses
 
 

@@ -47,7 +47,7 @@ class NodeMetadata:
         block_type: the kind of text that it holds.
         transition: of the last request that visited it.
         answer_end: how the answer of that request ended; UNKNOWN while it runs.
-        turn: the last finished request that visited it, where ends of answers are known.
+        turn: the last finished request that visited it.
         is_parted: whether sessions parted at its end: what becomes of one of them says little about it.
         continuations: different texts that followed it.
         is_tip: whether an earlier request's path ended at its end.

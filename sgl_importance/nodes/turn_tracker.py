@@ -6,7 +6,8 @@ half of its text where nobody had left it before (an edit). Otherwise it shares 
 from it. ``replay.trace_turns`` reads the same off a whole trace; here what was evicted is known as long as
 its ghosts are.
 
-Turns begin with the first answer of which it is known how it ended. Until then nodes are ranked one by one.
+Turns rank nodes from the first answer of which it is known how it ended, and while most requests go on from
+an earlier turn with a longer prompt. Otherwise they are only followed, and nodes are ranked one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.turns import Turn, TurnEstimator
+from sgl_importance.reuse.turns import Conversations, Turn, TurnEstimator
 
 
 class TurnTracker:
@@ -34,6 +35,7 @@ class TurnTracker:
         self._page_size = page_size
         self._on_change = on_change
         self._knows_ends = False
+        self._conversations = Conversations()
 
     def finished(
         self,
@@ -56,14 +58,16 @@ class TurnTracker:
             answer_end: how its answer ended.
 
         Returns:
-            Its turn; None while no end of an answer was ever known, and where nothing of it is in the tree.
+            Its turn; None where nothing of it is in the tree.
         """
-        self._knows_ends |= answer_end is not AnswerEnd.UNKNOWN
-        if not self._knows_ends or not path:
+        if not path:
             return None
+        self._knows_ends |= answer_end is not AnswerEnd.UNKNOWN
         before, departed = self._relation(path, serial)
+        is_longer = before is not None and prompt_tokens > before.prompt_tokens
         turn = self._estimator.begin(serial, answer_end, output_tokens, before, now=clock)
-        turn.prompt_tokens = prompt_tokens // self._page_size * self._page_size
+        turn.ranks = self._conversations.count(is_longer) or self._knows_ends
+        turn.prompt_tokens = prompt_tokens
         turn.tokens = path[-1].depth + path[-1].tokens
         if departed is not None:
             self._estimator.departed(departed)
@@ -103,7 +107,8 @@ class TurnTracker:
         known = last.depth + (_returned_tokens(last) if is_new else last.tokens)
         # The request itself is one of the continuations.
         is_prefix_of_others = not is_new and last.continuations > 2
-        if known >= turn.prompt_tokens or (2 * known >= turn.tokens and not is_prefix_of_others):
+        whole_prompt = turn.prompt_tokens // self._page_size * self._page_size
+        if known >= whole_prompt or (2 * known >= turn.tokens and not is_prefix_of_others):
             return (turn if turn.is_open else None), None
         last.is_parted = True
         return None, (turn if turn.is_open else None)

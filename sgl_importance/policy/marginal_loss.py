@@ -4,8 +4,9 @@ loss(node) = reuse rate x [restore(from where it would be) - restore(from where 
 
 The reuse rate is a retention index: reuses per admitted request that keeping the node can earn. P(reuse)
 alone would hold a node that is certain to return in an hour against one that returns in a minute. Where it is
-known how answers end, a node's rate is that of the turn that visited it last (``reuse.turns``), unless
-sessions parted at its end or a pin holds it; else it is that of the node's own class (``reuse.estimator``).
+known how answers end, and where most requests go on from an earlier one, a node's rate is that of the turn
+that visited it last (``reuse.turns``), unless sessions parted at its end or a pin holds it; else it is that
+of the node's own class (``reuse.estimator``).
 
 Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
@@ -177,7 +178,7 @@ class ImportancePolicy:
     def _rank(tier: Tier | None, node: NodeMetadata) -> tuple[int, int]:
         """The class that predicts the node on a tier, and the clock from which its age counts."""
         turn = node.turn
-        if turn is None or node.is_parted or tier in node.pin_octaves:
+        if turn is None or not turn.ranks or node.is_parted or tier in node.pin_octaves:
             return node.reuse_class, node.last_access
         return class_of_turn(turn), int(turn.since)
 

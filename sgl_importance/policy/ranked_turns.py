@@ -32,11 +32,12 @@ class RankedTurns:
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, below: Tier | None) -> None:
         """The node is evictable, or has another turn than before."""
         key = tier, node_id
-        if self._turns.get(key) is not node.turn:
+        turn = node.turn if node.turn is not None and node.turn.ranks else None
+        if self._turns.get(key) is not turn:
             self.leave(tier, node_id)
-        if node.turn is not None:
-            self._turns[key] = node.turn
-            self._nodes.setdefault(node.turn, {})[key] = RankedNode(tier, node_id, node, below)
+        if turn is not None:
+            self._turns[key] = turn
+            self._nodes.setdefault(turn, {})[key] = RankedNode(tier, node_id, node, below)
 
     def leave(self, tier: Tier, node_id: int) -> None:
         """The node is not evictable any more."""

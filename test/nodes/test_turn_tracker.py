@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType
-from sgl_importance.reuse.turns import Turn, TurnEstimator
+from sgl_importance.reuse.turns import LONGER_REQUESTS, Turn, TurnEstimator
 
 PAGE = 16
 
@@ -55,17 +57,43 @@ class Sessions:
         return prompt, answer, turn
 
 
-def test_turns_begin_with_the_first_end_that_is_known() -> None:
+def test_turns_rank_from_the_first_end_that_is_known() -> None:
     sessions = Sessions()
     node = sessions.node(2)
-    assert sessions.finish(node, prompt_pages=2, end=AnswerEnd.UNKNOWN) is None
-    assert node.turn is None
+    unknown = sessions.finish(node, prompt_pages=2, end=AnswerEnd.UNKNOWN)
+    assert node.turn is unknown is not None
+    assert not unknown.ranks
     known = sessions.finish(node, prompt_pages=2, end=AnswerEnd.LENGTH)
-    assert node.turn is known
-    assert known is not None
+    assert node.turn is known is not None
+    assert known.ranks
     later = sessions.finish(sessions.node(2), prompt_pages=2, end=AnswerEnd.UNKNOWN)
     assert later is not None
+    assert later.ranks
     assert sessions.finish(prompt_pages=2) is None, "nothing of it is in the tree"
+
+
+@pytest.mark.parametrize("new_pages", [3, 0], ids=["conversations", "the same prompts again"])
+def test_turns_rank_while_prompts_grow(new_pages: int) -> None:
+    """Nobody tells how answers end; every session goes on."""
+    sessions = Sessions()
+    paths = [[sessions.node(4)] for _ in range(8)]
+    ranks = []
+    for step in range(160):
+        path = paths[step % len(paths)]
+        if step >= len(paths) and new_pages:
+            path.append(sessions.node(new_pages, path[-1]))
+        pages = sum(node.tokens for node in path) // PAGE
+        turn = sessions.finish(*path, prompt_pages=pages, end=AnswerEnd.UNKNOWN)
+        assert turn is not None
+        ranks.append(turn.ranks)
+    assert not any(ranks[:16])
+    assert ranks[-1] is bool(new_pages)
+    if not new_pages:
+        assert not any(ranks)
+    for _ in range(LONGER_REQUESTS):
+        last = sessions.finish(sessions.node(2), prompt_pages=2, end=AnswerEnd.UNKNOWN)
+    assert last is not None
+    assert not last.ranks, "traffic is something else by now"
 
 
 def test_a_request_behind_the_prompt_ends_the_turn() -> None:

@@ -81,10 +81,10 @@ def create_policy(name: str, capacity: int, trace: Trace, *, seed: int = 0) -> E
         return BeladyPolicy(capacity, next_uses=NextUses.of(trace.blocks, trace.offsets))
     if name == IMPORTANCE:
         from sgl_importance_lab.replay.importance_replay import ImportanceReplayPolicy
-        from sgl_importance_lab.replay.trace_turns import has_answer_ends
+        from sgl_importance_lab.replay.trace_turns import ranks_by_turns
         from sgl_importance_lab.replay.turn_replay import TurnReplayPolicy
 
-        if has_answer_ends(trace):
+        if ranks_by_turns(trace):
             return TurnReplayPolicy(capacity, trace)
         return ImportanceReplayPolicy(capacity, trace)
     policy = load_policy(name)

@@ -121,9 +121,9 @@ def choose_replay(policy: str, mode: ReplayMode, seed: int = 0, *, chunk_tokens:
 def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
     from sgl_importance_lab.replay.compiled.fast_importance import replay_importance  # these import numba
     from sgl_importance_lab.replay.compiled.fast_turns import replay_turns
-    from sgl_importance_lab.replay.trace_turns import has_answer_ends
+    from sgl_importance_lab.replay.trace_turns import ranks_by_turns
 
-    return (replay_turns if has_answer_ends(trace) else replay_importance)(trace, capacity)
+    return (replay_turns if ranks_by_turns(trace) else replay_importance)(trace, capacity)
 
 
 def _replay_nodes(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
-from sgl_importance.reuse.turns import Classify, Turn, TurnEstimator, turn_class
+from sgl_importance.reuse.turns import Classify, Conversations, Turn, TurnEstimator, turn_class
 from sgl_importance_lab.policies.session_requests import SessionRequests
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
@@ -22,6 +22,25 @@ OVER = -2
 def has_answer_ends(trace: Trace) -> bool:
     """Whether the trace says of any request how its answer ended."""
     return trace.parents is not None and bool((trace.answer_ends != AnswerEnd.UNKNOWN).any())
+
+
+def ranks_by_turns(trace: Trace) -> bool:
+    """Whether any turn of the trace ranks the blocks that it was the last to visit, as on a server."""
+    if trace.parents is None:
+        return False
+    if has_answer_ends(trace):
+        return True
+    before, _ = _relations_of(trace, block_facts(trace), np.zeros(trace.num_accesses, dtype=np.bool_))
+    return bool(_ranking_turns(trace, before).any())
+
+
+def _ranking_turns(trace: Trace, before: IntArray) -> npt.NDArray[np.bool_]:
+    """Which requests' turns rank blocks; bool [requests]."""
+    if has_answer_ends(trace):
+        return np.ones(trace.num_requests, dtype=np.bool_)
+    is_longer = (before != NO_PARENT) & (trace.input_tokens > trace.input_tokens[before])
+    conversations = Conversations()
+    return np.array([conversations.count(each) for each in is_longer.tolist()], dtype=np.bool_)
 
 
 def session_requests(trace: Trace) -> SessionRequests:
@@ -46,6 +65,7 @@ class TraceTurns:
         estimator: learns from every turn.
         classes: class of each turn so far, GONE_ON where it went on; int64 [requests].
         since: start of each turn's interval in seconds; float64 [requests].
+        ranks: whether each turn ranks the blocks that it is the last to visit; bool [requests].
         is_shared: whether sessions had parted behind the block of each access by then; bool [accesses].
     """
 
@@ -57,6 +77,7 @@ class TraceTurns:
         self.is_shared = np.zeros(trace.num_accesses, dtype=np.bool_)
         self._trace = trace
         self._before, self._departed = _relations_of(trace, facts, self.is_shared)
+        self.ranks = _ranking_turns(trace, self._before)
         self._open: dict[int, Turn] = {}
 
     def begin_request(self, request: int) -> None:

@@ -1,4 +1,6 @@
-"""``importance`` where a trace says how answers ended: the readable form, which defines the fast path.
+"""``importance`` where turns rank blocks: the readable form, which defines the fast path.
+
+That is where a trace says how answers ended, and while it is mostly conversations.
 
 A node is ranked by the turn that was the last to visit it (``sgl_importance.reuse.turns``): what its session
 went on without goes first, then what returns least often per request. The end of a prefix behind which
@@ -52,9 +54,9 @@ class TurnReplayPolicy(ImportanceReplayPolicy):
         """Visits per admitted request that keeping the node can earn."""
         node: NodeMetadata = self.node(block)
         reuse = self.nodes.policy.reuse
-        if block in self._shared:
-            return reuse.index(node.reuse_class, reuse.clock - node.last_access)
         turn = self._visited_by[block]
+        if block in self._shared or not self._turns.ranks[turn]:
+            return reuse.index(node.reuse_class, reuse.clock - node.last_access)
         turn_class = int(self._turns.classes[turn])
         if turn_class == GONE_ON:
             return 0.0

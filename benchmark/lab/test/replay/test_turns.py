@@ -14,7 +14,7 @@ from sgl_importance_lab.replay.policy_registry import IMPORTANCE, create_policy
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance_lab.replay.sessions import block_facts
 from sgl_importance_lab.replay.trace import NO_PARENT, Trace, TraceBuilder
-from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns, has_answer_ends
+from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns, ranks_by_turns
 from sgl_importance_lab.replay.turn_replay import TurnReplayPolicy
 
 BLOCK = 16
@@ -52,17 +52,38 @@ def test_the_compiled_path_counts_what_the_readable_one_does(seeds: list, capaci
     assert replay_turns(trace, capacity) == replay_tree(trace, TurnReplayPolicy(capacity, trace))
 
 
-def test_turns_count_only_where_an_end_is_known() -> None:
+def test_turns_rank_where_an_end_is_known() -> None:
     history = [(i * 7 % 40, i % 9, i % 5, i % 60, AnswerEnd.UNKNOWN) for i in range(200)]
     unknown = random_trace(history)
-    assert not has_answer_ends(unknown)
+    assert not ranks_by_turns(unknown)
     assert not isinstance(create_policy(IMPORTANCE, 30, unknown), TurnReplayPolicy)
     replay = choose_replay(IMPORTANCE, ReplayMode.TREE)
     assert replay(unknown, 30) == replay_importance(unknown, 30)
+    assert replay_turns(unknown, 30) == replay_importance(unknown, 30), "turns that rank nothing"
     known = random_trace([*history[:-1], (*history[-1][:4], AnswerEnd.ABORT)])
     assert isinstance(create_policy(IMPORTANCE, 30, known), TurnReplayPolicy)
     assert replay(known, 30) == replay_turns(known, 30)
     assert replay_turns(known, 30) != replay_importance(known, 30)
+
+
+def conversations(requests: int, *, grow: bool) -> Trace:
+    """Sixteen sessions that ask in turn, of which nobody tells how answers end."""
+    builder = TraceBuilder("conversations", BLOCK)
+    for step in range(requests):
+        session, turn = step % 16, step // 16
+        path = [(session, block) for block in range(20 + grow * turn)]
+        builder.add(path, input_tokens=len(path) * BLOCK, seconds=float(step))
+    return builder.build()
+
+
+def test_turns_rank_in_conversations_without_ends() -> None:
+    growing, repeated = conversations(400, grow=True), conversations(400, grow=False)
+    assert ranks_by_turns(growing)
+    assert not ranks_by_turns(repeated)
+    replay = choose_replay(IMPORTANCE, ReplayMode.TREE)
+    readable = replay_tree(growing, TurnReplayPolicy(120, growing))
+    assert replay(growing, 120) == replay_turns(growing, 120) == readable
+    assert replay(growing, 120) != replay_importance(growing, 120)
 
 
 def relations(*paths: list[int]) -> tuple[list[int], list[bool]]:

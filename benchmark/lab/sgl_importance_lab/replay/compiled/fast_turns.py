@@ -1,4 +1,4 @@
-"""``importance`` where a trace says how answers ended, compiled: counts exactly what
+"""``importance`` where turns rank blocks, compiled: counts exactly what
 ``replay_tree(TurnReplayPolicy)`` does.
 
 As in ``fast_importance`` there is at most one candidate per request. Sessions that are alive are few, so the
@@ -38,6 +38,7 @@ class _Requests(NamedTuple):
     is_evidence: _BoolArray  # of each access
     is_shared: _BoolArray  # of each access
     input_tokens: IntArray
+    ranks: _BoolArray  # of each request, whether its turn ranks blocks
     seconds: FloatArray
     block_tokens: int
     capacity: int
@@ -82,7 +83,7 @@ def replay_turns(
     """Replays a prefix tree under ``importance`` with g = 1 and uniform cost, ranked by turns.
 
     Args:
-        trace: a trace with parents and ends of answers.
+        trace: a trace with parents.
         capacity: blocks that the cache can hold, at least 1.
         facts: ``block_facts(trace)``, where the caller has them.
         classify: as in ``TurnEstimator``.
@@ -105,6 +106,7 @@ def replay_estimated(trace: Trace, capacity: int, facts: BlockFacts, turns: Trac
         facts.is_evidence,
         turns.is_shared,
         trace.input_tokens,
+        turns.ranks,
         trace.seconds,
         trace.block_tokens,
         capacity,
@@ -197,7 +199,7 @@ def _loss(clock: int, visited: int, requests: _Requests, cache: _Cache, estimate
     turn_class = estimate.turn_classes[visited - 1]
     if turn_class == requests.over:
         return 0.0
-    if cache.is_shared[block]:
+    if cache.is_shared[block] or not requests.ranks[visited - 1]:
         bucket = _age_bucket(requests.ages, clock - visited)
         return float(estimate.class_index[cache.classes[block], bucket])
     if turn_class == requests.gone_on:

@@ -12,7 +12,7 @@ from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import Trace
 from sgl_importance_lab.replay.trace_nodes import TraceNodes
-from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns, has_answer_ends
+from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns, ranks_by_turns
 
 LRU = "lru"
 CHAIN_POLICIES = (LRU, IMPORTANCE)
@@ -27,13 +27,13 @@ class TraceRanking(Ranking, Protocol):
 
 
 def trace_ranking(policy: str, trace: Trace, levels: int) -> TraceRanking:
-    """The ranking of one of ``CHAIN_POLICIES``; ``importance`` is by turns where the trace tells of ends."""
+    """The ranking of one of ``CHAIN_POLICIES``; ``importance`` is by turns where these rank."""
     if policy == LRU:
         return LruOfTrace(trace, levels)
     assert policy == IMPORTANCE
     facts = block_facts(trace)
     return (
-        TurnsOfTrace(trace, facts, levels) if has_answer_ends(trace) else ClassesOfTrace(trace, facts, levels)
+        TurnsOfTrace(trace, facts, levels) if ranks_by_turns(trace) else ClassesOfTrace(trace, facts, levels)
     )
 
 
@@ -95,10 +95,10 @@ class TurnsOfTrace:
         """``request`` tells of all uses."""
 
     def rate(self, page: int) -> float:
-        if page in self._shared:
+        turn = self._visited_by[page]
+        if page in self._shared or not self._turns.ranks[turn]:
             node, reuse = self._nodes[page], self._nodes.policy.reuse
             return reuse.index(node.reuse_class, reuse.clock - node.last_access)
-        turn = self._visited_by[page]
         turn_class = int(self._turns.classes[turn])
         if turn_class == GONE_ON:
             return 0.0
