@@ -4,6 +4,7 @@
 
 - ``agents``: odd lines of recorded coding agents, twenty sessions alive, orders of sessions as
   ``benchmark/agents.py`` has them;
+- ``agents untold``: the same, where nobody tells how answers end;
 - ``mooncake``: an hour of Mooncake's conversations. Turns were chosen on agents only; the classes of nodes
   were chosen on its first half and on the whole of it, and random windows were looked at
   (docs/evidence/eviction.md);
@@ -24,6 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from agents import BLOCK_TOKENS
 from agents import FRACTIONS as AGENT_FRACTIONS
@@ -41,6 +43,7 @@ from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 Row = dict[str, Any]
 AGENTS = "agents"
+UNTOLD = "agents untold"
 ALIVE = 20
 CYCLE_FRACTIONS = (0.1, 0.2, 0.4, 0.6)
 SHORT_ORDERS = 5
@@ -81,7 +84,12 @@ def traffic(sessions_file: Path, mooncake: Path, folder: Path, orders: int) -> I
     def merged(seed: int) -> Trace:
         return merge_sessions(AGENTS, BLOCK_TOKENS, sessions(), ALIVE, seed, refuse_bad_record)
 
+    def untold(seed: int) -> Trace:
+        trace = merged(seed)
+        return replace(trace, answer_ends=np.zeros_like(trace.answer_ends))
+
     yield Traffic(AGENTS, orders, AGENT_FRACTIONS, merged)
+    yield Traffic(UNTOLD, orders, AGENT_FRACTIONS, untold)
 
 
 class Rows:
