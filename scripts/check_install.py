@@ -20,12 +20,18 @@ import sgl_importance
 
 HAS_LABORATORY = find_spec("sgl_importance_lab") is not None
 ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard", "psycopg")
-# Imported when a database is named, for the tree of sglang, or in a server that runs a control arm.
+# Imported when a database is named, for the tree of sglang, for a model, or in a server that
+# runs a control arm.
 NEEDS_MORE = (
     "sgl_importance.placement.ledger.postgres_database",
     "sgl_importance_lab.bench.harness_call",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
+    "sgl_importance_lab.replay.residency.compared_histories",
+    "sgl_importance_lab.replay.residency.residency_replay",
+    "sgl_importance_lab.trained_model.decoder",
+    "sgl_importance_lab.trained_model.layer_choice",
+    "sgl_importance_lab.trained_model.planted_questions",
 )
 CONTROL_ARMS = "sgl_importance_lab.selectors."
 
@@ -79,7 +85,8 @@ def check_laboratory() -> None:
     assert replayed_hits() == LRU_HITS
     assert "FAIL" not in command("conformance", "consumer", "sgl_importance_lab.conformance.memory:model")
     assert json.loads(command("probe", "prompt", "--length", "64"))["answer"]
-    assert "this command needs torch, which is not installed" in command("kernels", "build", fails=True)
+    for needs_torch in (("kernels", "build"), ("layers", ".")):
+        assert "this command needs torch, which is not installed" in command(*needs_torch, fails=True)
     print("    a command that needs torch says so")
     print("    replay, conformance cases, prompts of the embedded model")
 

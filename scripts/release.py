@@ -91,12 +91,6 @@ def install(programs: Path, *packages: str | Path) -> None:
     run(*pip, "--quiet", "--disable-pip-version-check", "--no-input", "--no-compile", *packages)
 
 
-def uninstall(programs: Path, package: str) -> None:
-    run(
-        sys.executable, "-m", "pip", "--python", programs / "python", "uninstall", "--quiet", "--yes", package
-    )
-
-
 def build(root: Path, out: Path) -> list[Path]:
     """Source distributions, and the wheels made of them; fails unless each holds its packages and no more."""
     pins = ROOT / "scripts/pins-release.txt"
@@ -129,14 +123,14 @@ def build(root: Path, out: Path) -> list[Path]:
 
 
 def try_out(wheels: list[Path], *, anew: bool) -> None:
-    """Runs scripts/check_install.py where only what serves is installed, then with the laboratory too."""
-    core, laboratory = wheels
-    asked_for = (ROOT / "pyproject.toml").read_bytes()  # as long as it is the same, so are its dependencies
-    programs = environment("empty", core, made_for=asked_for, anew=anew)
-    uninstall(programs, "sgl-importance-lab")
-    for what, wheel in (("core", core), ("laboratory", laboratory)):
+    """Runs scripts/check_install.py where only what serves is installed, then where the laboratory is too."""
+    for what, installed in (("core", wheels[:1]), ("laboratory", wheels)):
         step(f"Running the {what} without sglang and torch")
-        install(programs, "--force-reinstall", "--no-deps", wheel)
+        asked_for = [(ROOT / folder / "pyproject.toml").read_bytes() for folder in DISTRIBUTIONS]
+        # As long as what they ask for is the same, so are their dependencies.
+        made_for = b"".join(asked_for[: len(installed)])
+        programs = environment(what, *installed, made_for=made_for, anew=anew)
+        install(programs, "--force-reinstall", "--no-deps", *installed)
         with tempfile.TemporaryDirectory() as folder:  # without a checkout
             shutil.copy(ROOT / "scripts/check_install.py", folder)
             print(run(programs / "python", "-P", "check_install.py", cwd=Path(folder)), end="")

@@ -105,13 +105,16 @@ pin() { grep "^$1==" "$pins"; }
 install_cpu_torch() {
   local torch
   torch=$(pin torch)
-  # On PyPI this version is a CUDA build of several GB. A CPU build is "+cpu": from where pip is configured to
-  # look, else from PyTorch's index, and only where there is none anywhere the build from PyPI.
+  # On PyPI this version is a CUDA build of several GB, so it is never let in by itself. A CPU build is "+cpu": from
+  # where pip is configured to look, else from PyTorch's index. One of the same version that is there already stays.
+  "$venv/bin/python" -m pip show torch 2>/dev/null | grep -E "^Version: ${torch#torch==}(\+|$)" >/dev/null && return
   step "Installing $torch for CPU (about 200 MB)"
   pip_install "$torch+cpu" 2>/dev/null && return
   pip_install --extra-index-url "$cpu_index" "$torch+cpu" && return
-  step "No CPU build found: installing the one from PyPI"
-  pip_install "$torch"
+  echo "setup.sh: no CPU build of $torch for $("$venv/bin/python" --version) where pip looks, nor at $cpu_index: name an" \
+    "index or a folder that has one in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS, or another interpreter in PYTHON after" \
+    "rm -r .venv. The build on PyPI is for CUDA and takes several GB; it serves too: .venv/bin/python -m pip install $torch" >&2
+  return 1
 }
 
 check_cuda() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests beside other releases of sglang, each in an environment of its own in .cache/versions.
 #   bash scripts/versions.sh [RELEASE...] [-- pytest arguments]
+#   WHEELS=dist bash scripts/versions.sh [RELEASE...]    # the wheels of scripts/release.py, in environments of their own
 # Without a release: those that the self-check knows. Without arguments: the self-check, launches, attention, the tree, storage and equality.
 # An environment holds the release and what it pins of transformers and its kind (about 400 MB); everything else, torch
 # first of all, comes from .venv (scripts/setup.sh --with-tests), or from the environment of the interpreter in PYTHON.
@@ -22,8 +23,9 @@ tests=("$@")
 ((${#tests[@]})) || tests=(test/plugin test/attention test/tree test/storage test/equality)
 ((${#releases[@]})) || releases=(0.5.21 0.5.22 0.5.23)
 
-install() {
+install() {  # whatever else it is given is installed there too
   local release=$1 folder=$2 packages
+  shift 2
   rm -rf "$folder"
   "$python" -m venv --without-pip "$folder"
   packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -35,7 +37,7 @@ install() {
   pip_install "sglang==$release"
   # shellcheck disable=SC2046  # one word per package
   pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar)==' \
-    "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r')
+    "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r') "$@"
   touch "$folder/complete"
 }
 
@@ -47,8 +49,21 @@ commands() {
   done
 }
 
+# Where only wheels are installed, away from the checkout: doctor, and a served answer.
+check_wheels() {
+  local folder=$root/.cache/versions/$1-wheels work
+  work=$(mktemp -d)
+  install "$1" "$folder" "$WHEELS"/sgl_importance-*.whl "$WHEELS"/sgl_importance_lab-*.whl && commands "$folder" &&
+    cp "$root/scripts/check_served.py" "$work" && cd "$work" && "$folder/bin/python" -P -W ignore check_served.py
+}
+
 failed=()
 for release in "${releases[@]}"; do
+  if [[ -n ${WHEELS-} ]]; then
+    echo "==> sglang $release: wheels of $WHEELS"
+    (check_wheels "$release") || failed+=("$release")
+    continue
+  fi
   folder=$root/.cache/versions/$release
   [[ -e $folder/complete ]] || { echo "==> sglang $release: installing"; install "$release" "$folder"; }
   commands "$folder"
@@ -59,5 +74,5 @@ print(f"==> sglang {version('sglang')}, torch {version('torch')}, transformers {
 PYTHON
   (cd "$root" && "$folder/bin/python" -W ignore -m pytest -q -W ignore -m "$selected" "${tests[@]}") || failed+=("$release")
 done
-((${#failed[@]} == 0)) || { echo "versions.sh: tests failed beside sglang ${failed[*]}" >&2; exit 1; }
+((${#failed[@]} == 0)) || { echo "versions.sh: failed beside sglang ${failed[*]}" >&2; exit 1; }
 echo "==> passed beside sglang ${releases[*]}"

@@ -80,6 +80,17 @@ def test_an_interrupted_install_is_done_again(checkout: Any) -> None:
     assert any("sglang==" in line for line in installs(checkout))
 
 
+def test_no_build_of_torch_for_cpus_is_one_line_and_never_a_build_for_cuda(checkout: Any) -> None:
+    (checkout.root / "broken").write_text("+cpu")
+    ended = checkout.run("setup.sh", env={**os.environ, "TARGET": "cpu"})
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "PIP_EXTRA_INDEX_URL" in line
+    asked = installs(checkout)
+    assert asked
+    assert all("+cpu" in each for each in asked)
+
+
 @pytest.fixture
 def cuda(tmp_path: Path) -> Any:
     """The environment of a machine with a driver of the given version and, unless told otherwise, nvcc."""

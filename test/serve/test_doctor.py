@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from sglang_importance.launch import doctor
+from sglang_importance.launch import doctor, machine_findings
 from sglang_importance.launch.finding import Status
 from sglang_importance.launch.server_findings import server_findings
 
@@ -38,11 +38,34 @@ def test_another_sglang_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch
     assert "sglang==" in finding.cure
 
 
+@pytest.mark.parametrize(
+    ("laboratory", "status"), [("0.2.0", Status.OK), ("0.1.0", Status.PROBLEM), (None, Status.NOTE)]
+)
+def test_the_laboratory_is_of_the_same_release(
+    monkeypatch: pytest.MonkeyPatch, laboratory: str | None, status: Status
+):
+    installed = {"sgl-importance": "0.2.0", "sgl-importance-lab": laboratory}
+    monkeypatch.setattr(machine_findings, "_installed", lambda package: installed.get(package, "1.0"))
+    (finding,) = (each for each in machine_findings._versions() if each.subject == "laboratory")
+    assert finding.status is status
+    assert ("benchmark/lab" in finding.cure) == (status is not Status.OK)
+
+
+def test_a_build_of_torch_for_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    (finding,) = (each for each in machine_findings._accelerator() if each.subject == "build of torch")
+    assert finding.status is Status.NOTE
+    assert "nvidia-smi" in finding.cure
+
+
 @pytest.mark.parametrize(("flags", "status"), [("avx2 fma", "note"), ("avx2 avx512_bf16", "ok")])
 def test_whether_the_processor_knows_bfloat16(
     monkeypatch: pytest.MonkeyPatch, tmp_path, flags: str, status: str
 ):
-    monkeypatch.setattr(doctor, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine_findings, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
     (finding,) = (finding for finding in doctor.examine() if finding.subject == "bfloat16")
     assert finding.status == status
@@ -52,15 +75,15 @@ def test_whether_the_processor_knows_bfloat16(
 @pytest.mark.parametrize(("mebibytes", "status"), [(64, "note"), (16 * 1024, "ok")])
 def test_the_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, mebibytes: int, status: str):
     usage = SimpleNamespace(total=mebibytes * 2**20, free=10**12)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
-    (finding,) = doctor._shared_memory()
+    monkeypatch.setattr(machine_findings.shutil, "disk_usage", lambda _: usage)
+    (finding,) = machine_findings._shared_memory()
     assert finding.status == status
     assert ("--shm-size" in finding.cure) == (status == "note")
 
 
 def test_a_ledger_in_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    (finding,) = doctor._postgresql()
+    monkeypatch.setattr(machine_findings, "find_spec", lambda name: None)
+    (finding,) = machine_findings._postgresql()
     assert finding.status == "note"
     assert "[postgresql]" in finding.cure
 
@@ -80,7 +103,7 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("boom")
         yield
 
-    monkeypatch.setattr(doctor, "_CHECKS", (explode, *doctor._CHECKS[:1]))
+    monkeypatch.setattr(doctor, "CHECKS", (explode, *doctor.CHECKS[:1]))
     findings = doctor.examine()
     assert findings[0].status is Status.PROBLEM
     assert "boom" in findings[0].detail
@@ -102,7 +125,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkey
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
         yield
 
-    monkeypatch.setattr(doctor, "_CHECKS", (wants_torch,))
+    monkeypatch.setattr(doctor, "CHECKS", (wants_torch,))
     (finding,) = doctor.examine()
     assert (finding.subject, finding.status) == ("wants torch", Status.PROBLEM)
     assert finding.detail == "not looked at: torch is not installed"

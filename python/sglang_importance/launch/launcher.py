@@ -35,9 +35,9 @@ from sglang_importance.upstream.symbol_check import check_sglang
 LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
 SCHEDULER_PIDS = "scheduler_pids"  # in the report of a data-parallel controller
-PROOF_FOLDER = "SGL_IMPORTANCE_PROOFS"
+PROOF_FOLDER = "KV_IMPORTANCE_PROOFS"
 """Variable with the folder where a scheduler leaves its proof, named by its process: sglang's data-parallel
-controller sends a report of its own, which only names the processes."""
+controller sends a report of its own, which only names the processes. Of names in SGL_ sglang warns."""
 REFUSAL = "refusal"  # file in that folder: a scheduler has said why it stopped
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.table import Table
 
 from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
-from sgl_importance_lab.trained_model.decoder import Decoder, UnknownModel
-from sgl_importance_lab.trained_model.layer_choice import CalibrationError, Found, calibrate
-from sgl_importance_lab.trained_model.planted_questions import SHARE, Question, ask_document
 from sgl_importance_lab.workload.real_text import (
     Documents,
     TextShape,
@@ -23,6 +19,10 @@ from sgl_importance_lab.workload.real_text import (
     text_at_hand,
 )
 from sgl_importance_lab.workload.workload_request import WorkloadError
+
+if TYPE_CHECKING:
+    from sgl_importance_lab.trained_model.layer_choice import Found
+    from sgl_importance_lab.trained_model.planted_questions import Question
 
 _SHAPE = TextShape(documents=12, document_tokens=768)
 
@@ -59,6 +59,13 @@ def layers_command(
     ] = None,
 ) -> None:
     """Asks for records planted in text, in float32 on the CPU, and looks where each layer looks."""
+    # Every command is loaded before one is run, and most of them need no torch.
+    import torch
+
+    from sgl_importance_lab.trained_model.decoder import Decoder, UnknownModel
+    from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
+    from sgl_importance_lab.trained_model.planted_questions import SHARE, ask_document
+
     check_outputs(json_file)
     shape = TextShape(documents, document_tokens, records)
     questions: list[Question] = []
