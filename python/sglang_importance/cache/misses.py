@@ -132,11 +132,17 @@ class Misses:
 
     def _removed(self, memory: PathMemory, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
         policy = self._state.policy
+        reason, tier = Reason.EVICTED, metadata.evicted_from
+        if metadata.is_given_back:
+            reason = Reason.SESSION_OVER
+            tier = Tier.STORAGE if metadata.in_storage else tier
+        elif metadata.in_storage:
+            reason = Reason.STORAGE
         fate = Fate(
-            reason=Reason.STORAGE if metadata.in_storage else Reason.EVICTED,
+            reason=reason,
             clock=policy.clock,
             time=time.time(),
-            tier=metadata.evicted_from,
+            tier=tier,
             room=self.need.room(),
             reuse=policy.reuse.index(metadata.reuse_class, policy.clock - metadata.last_access),
         )
