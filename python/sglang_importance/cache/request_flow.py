@@ -85,6 +85,8 @@ class RequestFlow:
         self._shadowing = shadowing
         self._misses = misses
         self._hints = HintFollower(state, pins)
+        if misses is not None:
+            self._hints.settle_misses = misses.settle
         self._resident_ages = ResidentAges(state)
         self.sessions = SessionFollower(state, pins, leaves.refresh)
         self.sessions.on_over = self._session_over
