@@ -317,3 +317,37 @@ def test_a_dereference_closes_the_session_of_its_request() -> None:
     driver.finish(request)
     assert all(metadata.is_given_back for metadata in facts(driver, prompt(0, 4)))
     assert driver.component.state.counters.hint_actions["kv.deref", "followed"] == 1
+
+
+def test_a_demoted_prompt_leaves_the_device_first_and_stays_on_the_host() -> None:
+    driver = TreeDriver(tokens=128, options=ImportanceOptions(policy="importance"))
+    tiers = LowerTiers.attach(driver.cache, host_tokens=192, write_policy="write_through", storage=False)
+    driver.filter_backups()
+    shared, own = prompt(0, 3), [*prompt(0, 3), *prompt(100, 3)]
+    ask(driver, shared, "b")
+    ask(driver, prompt(200, 3), "b")
+    request = driver.admit(own)
+    request.session_id, request.kv_hints = "a", envelope_of(shared_envelope(("kv.demote", "1.0", {})))
+    driver.prefill(request)
+    driver.finish(request)
+    ask(driver, prompt(300, 3), "b")
+    tiers.settle(driver.cache)
+    evict(driver, 3)
+    (demoted,) = [node for node in driver.all_nodes() if node.evicted]
+    assert (demoted.backuped, list(demoted.key.token_ids)) == (True, prompt(100, 3))
+    assert driver.component.state.counters.hint_actions["kv.demote", "followed"] == 1
+    ask(driver, own, "a")  # it comes back, and is worth what any other text is
+    assert not any(metadata.is_demoted for metadata in facts(driver, own))
+    driver.cache.sanity_check()
+
+
+@pytest.mark.parametrize("policy", ["importance", "observe"])
+def test_a_demotion_that_nothing_follows_says_why(policy: str) -> None:
+    driver = TreeDriver(options=ImportanceOptions(policy=policy))
+    ask(driver, SHARED, "b")
+    driver.core.enable_hicache = False
+    request = ask(driver, SHARED, "a", demote=True)
+    hinted = record_of(request).hinted
+    assert hinted is not None
+    assert not hinted.outcome["demote"]["applied"]
+    assert "host tier" in hinted.outcome["demote"]["reason"] or policy == "observe"

@@ -13,7 +13,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.named_sessions import owner
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import BadHint, Hints
-from sgl_importance.placement.hints.shared_actions import DEREF
+from sgl_importance.placement.hints.shared_actions import DEMOTE, DEREF
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.placement.pins.pin_room import PinRefused
 from sgl_importance.placement.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
@@ -102,7 +102,11 @@ class HintFollower:
         if envelope is None:
             return
         for name, is_followed in (hints or Hints()).followed(envelope.actions):
-            has_effect = is_followed and (name != DEREF or record_of(req).session is not None)
+            has_effect = is_followed
+            if name == DEREF:
+                has_effect &= record_of(req).session is not None
+            elif name == DEMOTE:
+                has_effect &= self._tree.core.enable_hicache
             self._state.counters.hint_actions[name, "followed" if has_effect else "ignored"] += 1
 
     def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
@@ -174,6 +178,9 @@ class HintFollower:
         hinted.label(nodes, self._tree.tracker)
         if is_finished:
             hinted.ended(nodes, finished=req.finished())
+            if req.finished():
+                has_host = self._tree.core.enable_hicache
+                hinted.demote(nodes, record_of(req).session, has_host=has_host)
 
 
 def hints_of(req: Req) -> Hints | None:
