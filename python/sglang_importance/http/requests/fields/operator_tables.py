@@ -176,5 +176,5 @@ NEEDS: Mapping[str, tuple[Callable[[ServerFacts], bool], str]] = {
         (_has_accelerator, "sglang sends weights between GPUs or NPUs, and this server has none"),
     ),
 }
-"""Routes that end or hold a server that lacks something, by their functions' names: whether it has it, what to
-say."""
+"""Routes that end or hold a server that lacks something, by their functions' names: whether it has it, and
+what to say."""
