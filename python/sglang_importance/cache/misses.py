@@ -37,7 +37,7 @@ IDLE_SECONDS = 0.05
 """Between two looks of the thread."""
 
 
-class _Event(NamedTuple):
+class _NotedEvent(NamedTuple):
     """Something to follow, later and elsewhere: all that it needs is here, or does not change any more."""
 
     follow: Callable[..., None]
@@ -82,7 +82,7 @@ class Misses:
         self._state = state
         self._ends: dict[int, PathNode] = {}  # by id of the node of the tree that ends there
         self._worker: BatchWorker[None] | None = None
-        self._noted: deque[_Event] = deque()
+        self._noted: deque[_NotedEvent] = deque()
         self._lock = threading.Lock()
         self.on_counted: Callable[[], None] = lambda: None
         """Called behind changes of the counters, on any thread, one call at a time."""
@@ -230,7 +230,7 @@ class Misses:
     # ---- how ----
 
     def _note(self, follow: Callable[..., None], *facts: Any) -> None:
-        self._noted.append(_Event(follow, facts))
+        self._noted.append(_NotedEvent(follow, facts))
         if self._worker is None or len(self._noted) >= MOST_NOTED:
             self.settle()
 
@@ -240,7 +240,7 @@ class Misses:
                 self._follow(self._noted.popleft())
             self.on_counted()
 
-    def _follow(self, event: _Event) -> None:
+    def _follow(self, event: _NotedEvent) -> None:
         if (memory := self.memory) is None:
             return
         try:

@@ -23,7 +23,7 @@ QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
 
 
-class _Event(NamedTuple):
+class _ShadowEvent(NamedTuple):
     """What happened. Without a request a session was over or, without that too, the cache was flushed.
 
     Attributes:
@@ -54,7 +54,7 @@ class Shadowing:
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
         self._retracted: set[str] = set()
-        self._worker: BatchWorker[_Event] = BatchWorker(
+        self._worker: BatchWorker[_ShadowEvent] = BatchWorker(
             "importance-shadow",
             self._work,
             max_bytes=QUEUE_BYTES,
@@ -72,7 +72,7 @@ class Shadowing:
                 with self._lock:
                     self._pair.add_host(pages)
             self._host_pages = None
-        self._offer(_Event(req.rid, prompt_of(req), session=session_name_of(req)))
+        self._offer(_ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req)))
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
@@ -80,26 +80,26 @@ class Shadowing:
             self._retracted.add(req.rid)
             return
         self._retracted.discard(req.rid)
-        self._offer(_Event(req.rid, prompt_and_output_of(req), answer_end))
+        self._offer(_ShadowEvent(req.rid, prompt_and_output_of(req), answer_end))
 
     def gone(self, rid: str) -> None:
         """The request was given up while it waited; shadows know of it if it had been retracted."""
         if rid in self._retracted:
             self._retracted.remove(rid)
-            self._offer(_Event(rid, None, AnswerEnd.UNKNOWN))
+            self._offer(_ShadowEvent(rid, None, AnswerEnd.UNKNOWN))
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended."""
-        self._offer(_Event(rid, None, answer_end))
+        self._offer(_ShadowEvent(rid, None, answer_end))
 
     def session_over(self, name: SessionName) -> None:
         """A session said that it is over."""
-        self._offer(_Event(session=name))
+        self._offer(_ShadowEvent(session=name))
 
     def reset(self) -> None:
-        self._offer(_Event())
+        self._offer(_ShadowEvent())
 
-    def _offer(self, event: _Event) -> None:
+    def _offer(self, event: _ShadowEvent) -> None:
         tokens = 0 if event.tokens is None else len(event.tokens.tokens)
         self._worker.offer(event, _EVENT_BYTES + 8 * tokens)
 
@@ -135,14 +135,14 @@ class Shadowing:
 
     # ---- the thread of the shadows ----
 
-    def _work(self, events: list[_Event], _dropped: int) -> None:
+    def _work(self, events: list[_ShadowEvent], _dropped: int) -> None:
         for event in events:
             start = time.thread_time()
             self._follow(event)
             with self._lock:
                 self._busy_seconds += time.thread_time() - start
 
-    def _follow(self, event: _Event) -> None:
+    def _follow(self, event: _ShadowEvent) -> None:
         request, sequence, answer_end, session = event
         if sequence is None:
             with self._lock:
