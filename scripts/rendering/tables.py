@@ -356,7 +356,8 @@ def odd_requests_stood() -> str:
         failed = sum(number for status, number in answers.items() if status in ("500", "502", "504"))
         counts = (run["requests"], answers.get("200", 0), refused, failed, answers.get("0", 0))
         grown = run["memory_mb"] - run["memory_mb_at_start"]
-        rest = (run["servers"] - 1, run["canary_changed"], grown)
+        ends = sum("path" not in finding for finding in run["findings"])  # of no request alone
+        rest = (ends, run["canary_changed"], grown)
         lines.append([run["kind"], *(f"{number:,}" for number in (*counts, *rest))])
     heads = ["server", "requests", "answered", "refused", "500", "late", "ends", "canary changed", "MB grown"]
     return _table(heads, lines)

@@ -19,6 +19,8 @@ class Reason(StrEnum):
     """What the namespace has asked for before goes on with other tokens."""
     EVICTED = "evicted"
     """To make room for other KV."""
+    SESSION_OVER = "session_over"
+    """Only a session had asked for it, which said that it was over: it was given back."""
     OTHER_NAMESPACE = "other_namespace"
     """Held for another salt, key or adapter."""
     FLUSHED = "flushed"
@@ -72,13 +74,14 @@ class Fate(NamedTuple):
     """How KV came to be held no longer.
 
     Attributes:
-        reason: EVICTED, FLUSHED, NOT_KEPT or STORAGE.
+        reason: EVICTED, SESSION_OVER, FLUSHED, NOT_KEPT or STORAGE.
         clock: when, in admitted requests.
         time: when, Unix time in seconds.
         cause: of FLUSHED and NOT_KEPT.
-        tier: of EVICTED and STORAGE: that gave up the last copy.
-        room: of EVICTED and STORAGE: for whom.
-        reuse: of EVICTED and STORAGE: predicted P(asked for again soon), in [0, 1].
+        tier: of EVICTED and STORAGE: that gave up the last copy. Of SESSION_OVER: that had it when it was
+            given back; STORAGE where that keeps it, until its own budget removes it.
+        room: of EVICTED, SESSION_OVER and STORAGE: for whom.
+        reuse: of EVICTED, SESSION_OVER and STORAGE: predicted P(asked for again soon), in [0, 1].
     """
 
     reason: Reason

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sgl_importance.reuse.turns import Turn
 
@@ -71,6 +72,17 @@ def owner(known: Session | None, visitor: Session | None) -> Session | None:
     if known is not None and known.is_closed:
         return visitor
     return known if known is visitor else None
+
+
+class _Returned(Protocol):
+    session: Session | None
+
+
+def owner_of_ghosts(ghosts: Iterable[_Returned], visitor: Session | None) -> Session | None:
+    """Whose alone a node is that ``visitor`` brings, and in which these ghosts come back."""
+    for ghost in ghosts:
+        visitor = owner(ghost.session, visitor)
+    return visitor
 
 
 class SessionTable:

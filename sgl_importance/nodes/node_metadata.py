@@ -69,6 +69,7 @@ class NodeMetadata:
             ranked last, so that no request can go on from its KV.
         would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
+        is_demoted: whether who asked for it said that it may leave the device first, for a lower tier.
         digest: chained hash of the tokens up to the node's end; None until it is first needed.
     """
 
@@ -84,6 +85,7 @@ class NodeMetadata:
         "expendable",
         "importance",
         "in_storage",
+        "is_demoted",
         "is_parted",
         "is_prewarmed",
         "is_tip",
@@ -126,6 +128,7 @@ class NodeMetadata:
         self.is_prewarmed = False
         self.prediction: Prediction | None = None
         self.expendable = False
+        self.is_demoted = False
         self.lacks_state = False
         self.would_evict = False
         self.pin_octaves = NOT_PINNED
@@ -178,6 +181,7 @@ class NodeMetadata:
         prefix.in_storage = self.in_storage
         prefix.is_prewarmed = self.is_prewarmed
         prefix.expendable = self.expendable
+        prefix.is_demoted = self.is_demoted
         prefix.lacks_state = self.lacks_state
         prefix.would_evict = self.would_evict
         prefix.pin_octaves = self.pin_octaves

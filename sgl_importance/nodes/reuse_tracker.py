@@ -100,7 +100,7 @@ class ReuseTracker:
         """
         if node.at_risk_as is not None:
             self._reuse.hit(node.at_risk_as, node.last_access)
-        node.expendable = False  # it was asked for again after all
+        node.expendable = node.is_demoted = False  # it was asked for again after all
         node.accesses += 1
         node.span += self._reuse.clock - node.last_access
         self._visited(node, transition, facts)

@@ -145,7 +145,8 @@ class ImportancePolicy:
         Tokens deep in a prompt count like its first ones, although attending makes them dearer: a leaf is
         only the first of its chain to go, so its own price says little about the loss of the chain.
         """
-        if (node.expendable or node.lacks_state) and tier not in node.pin_octaves:
+        is_demoted = node.is_demoted and tier is Tier.DEVICE and below is not None
+        if (node.expendable or node.lacks_state or is_demoted) and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
         seconds = max(self._seconds_per_token[below] - self._seconds_per_token[tier], MIN_SECONDS_PER_TOKEN)
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token

@@ -17,7 +17,7 @@ from sgl_importance.tiers import Tier
 from support.doubles.plain_memory import Path, PlainMemory
 
 NAMESPACES = {name: (None, name or None) for name in ("", "a", "b", "c", "d", "e", "f")}
-LOST = (Reason.EVICTED, Reason.STORAGE)
+LOST = (Reason.EVICTED, Reason.STORAGE, Reason.SESSION_OVER)
 
 
 class History:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -236,8 +237,8 @@ def test_a_long_history_meets_every_reason(write_policy):
     for _ in range(1200):
         tree.apply(chance.choice(STEPS), chance.randrange(2**16), chance.randrange(2**16))
     assert tree.judged > 50
-    # Nothing is forgotten here, and ``UNUSED`` needs two requests in one step.
-    assert tree.met.keys() >= set(Reason) - {Reason.FORGOTTEN, Reason.UNUSED}, tree.met
+    # Nothing is forgotten here, ``UNUSED`` needs two requests in one step, and nobody names a session.
+    assert tree.met.keys() >= set(Reason) - {Reason.FORGOTTEN, Reason.UNUSED, Reason.SESSION_OVER}, tree.met
 
 
 def test_an_eviction_names_tier_time_and_who_needed_the_room(make_driver):
@@ -256,6 +257,33 @@ def test_an_eviction_names_tier_time_and_who_needed_the_room(make_driver):
     assert lost.fate.clock == 1
     assert lost.fate.reuse >= 0
     assert need.room() == Room(NeededBy.UNKNOWN)
+
+
+def test_a_thread_makes_the_same_accounts_as_the_scheduler(make_driver):
+    accounts, counted = [], []
+    for in_background in (False, True):
+        driver, chance = make_driver(tokens=64), random.Random(5)
+        misses = driver.component.misses
+        published = []
+        misses.on_counted = partial(published.append, None)
+        if in_background:
+            misses.work_in_background()
+        for _ in range(60):
+            start = 100 * chance.randrange(4)
+            request = driver.admit([*range(start, start + chance.randrange(2, 30)), chance.randrange(3)])
+            driver.prefill(request)
+            driver.decode(request, [7])
+            (driver.abort if chance.random() < 0.2 else driver.finish)(request)
+        driver.component.check_integrity()  # which waits for the thread
+        assert misses.memory is not None, "the account has not failed"
+        assert published
+        accounts.append(
+            [(each.visit.rid, each.account.missed(), each.account.found) for each in misses.recent]
+        )
+        counted.append(dict(driver.component.state.counters.missed_tokens))
+    assert accounts[0] == accounts[1]
+    assert counted[0] == counted[1]
+    assert {Reason.EVICTED, Reason.PARTED} <= {why for why, tokens in counted[0].items() if tokens}
 
 
 def test_a_fault_ends_the_accounts_and_nothing_else(make_driver):

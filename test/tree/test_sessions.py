@@ -8,12 +8,14 @@ import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.tiers import Tier
 from sglang_importance.operations.handlers import OPERATIONS
+from sglang_importance.upstream.request_record import record_of
 
 from support.doubles.lower_tiers import LowerTiers
 from support.drivers.hinted_requests import envelope
@@ -119,6 +121,49 @@ def test_at_once_frees_the_host_too(write_policy: str) -> None:
     assert close(driver, "a", at_once=True)["given_back_tokens"] == {"device": 0, "host": 3 * PAGE}
     assert (resident(driver, prompt(0, 3)), resident(driver, prompt(100, 3))) == (0, 3)
     driver.cache.sanity_check()
+
+
+def missed(driver: TreeDriver, tokens: list[int]) -> dict[tuple[str, Tier | None], int]:
+    """Tokens that a request for these would not find, by reason and by the tier that had them."""
+    account = record_of(begin(driver, tokens, None)).misses
+    assert account is not None
+    tokens: dict[tuple[str, Tier | None], int] = {}
+    for part in account.account.parts:
+        if part.reason is not Reason.SHORT:
+            why = part.reason.value, part.fate and part.fate.tier
+            tokens[why] = tokens.get(why, 0) + part.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_misses_a_closed_sessions_pages_is_told_so(at_once: bool) -> None:
+    driver = TreeDriver()
+    ask(driver, prompt(100, 4), "a")
+    ask(driver, prompt(200, 3), "b")
+    close(driver, "a", at_once=at_once)
+    evict(driver, 4)
+    assert missed(driver, [*prompt(100, 4), 1]) == {("session_over", Tier.DEVICE): 4 * PAGE}
+    evict(driver, 100)
+    assert missed(driver, [*prompt(200, 3), 1]) == {("evicted", Tier.DEVICE): 3 * PAGE}
+
+
+@pytest.mark.parametrize("storage", [True, False])
+def test_so_is_who_misses_what_lay_on_host_and_storage(storage: bool) -> None:
+    driver = TreeDriver(tokens=128, options=ImportanceOptions(policy="importance"))
+    tiers = LowerTiers.attach(driver.cache, host_tokens=192, write_policy="write_through", storage=storage)
+    driver.filter_backups()
+    for session, start in (("a", 0), ("b", 100)) * 2:
+        ask(driver, prompt(start, 3), session)
+        tiers.settle(driver.cache)
+    evict(driver, 6)
+    assert {node.backuped and node.evicted for node in driver.all_nodes()} == {True}
+    close(driver, "a", at_once=True)
+    assert resident(driver, prompt(0, 3)) == 0
+    lay = Tier.STORAGE if storage else Tier.HOST
+    assert missed(driver, [*prompt(0, 3), 1]) == {("session_over", lay): 3 * PAGE}
+    driver.cache.evict_host(100)
+    lost = ("storage" if storage else "evicted", Tier.HOST)
+    assert missed(driver, [*prompt(100, 3), 1]) == {lost: 3 * PAGE}
 
 
 def test_another_namespaces_session_of_the_same_name_is_not_touched() -> None:
@@ -272,3 +317,37 @@ def test_a_dereference_closes_the_session_of_its_request() -> None:
     driver.finish(request)
     assert all(metadata.is_given_back for metadata in facts(driver, prompt(0, 4)))
     assert driver.component.state.counters.hint_actions["kv.deref", "followed"] == 1
+
+
+def test_a_demoted_prompt_leaves_the_device_first_and_stays_on_the_host() -> None:
+    driver = TreeDriver(tokens=128, options=ImportanceOptions(policy="importance"))
+    tiers = LowerTiers.attach(driver.cache, host_tokens=192, write_policy="write_through", storage=False)
+    driver.filter_backups()
+    shared, own = prompt(0, 3), [*prompt(0, 3), *prompt(100, 3)]
+    ask(driver, shared, "b")
+    ask(driver, prompt(200, 3), "b")
+    request = driver.admit(own)
+    request.session_id, request.kv_hints = "a", envelope_of(shared_envelope(("kv.demote", "1.0", {})))
+    driver.prefill(request)
+    driver.finish(request)
+    ask(driver, prompt(300, 3), "b")
+    tiers.settle(driver.cache)
+    evict(driver, 3)
+    (demoted,) = [node for node in driver.all_nodes() if node.evicted]
+    assert (demoted.backuped, list(demoted.key.token_ids)) == (True, prompt(100, 3))
+    assert driver.component.state.counters.hint_actions["kv.demote", "followed"] == 1
+    ask(driver, own, "a")  # it comes back, and is worth what any other text is
+    assert not any(metadata.is_demoted for metadata in facts(driver, own))
+    driver.cache.sanity_check()
+
+
+@pytest.mark.parametrize("policy", ["importance", "observe"])
+def test_a_demotion_that_nothing_follows_says_why(policy: str) -> None:
+    driver = TreeDriver(options=ImportanceOptions(policy=policy))
+    ask(driver, SHARED, "b")
+    driver.core.enable_hicache = False
+    request = ask(driver, SHARED, "a", demote=True)
+    hinted = record_of(request).hinted
+    assert hinted is not None
+    assert not hinted.outcome["demote"]["applied"]
+    assert "host tier" in hinted.outcome["demote"]["reason"] or policy == "observe"

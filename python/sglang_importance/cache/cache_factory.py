@@ -96,6 +96,10 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     # Of EAGLE's pages of equal tokens, one may be held and another not.
     misses = None if ctx.params.is_eagle else Misses.create(state, device_pages=device_pages)
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
+    if misses is not None:
+        if publisher is not None:
+            misses.on_counted = partial(publisher.publish_misses, state.counters)
+        misses.work_in_background()
     # A server without a store shows that nothing is stored.
     StorePublisher.create(enabled=ctx.params.enable_metrics)
 

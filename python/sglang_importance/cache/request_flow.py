@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ages import NOWHERE
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.records import EventKind
@@ -84,8 +85,11 @@ class RequestFlow:
         self._shadowing = shadowing
         self._misses = misses
         self._hints = HintFollower(state, pins)
+        if misses is not None:
+            self._hints.settle_misses = misses.settle
         self._resident_ages = ResidentAges(state)
         self.sessions = SessionFollower(state, pins, leaves.refresh)
+        self.sessions.on_over = self._session_over
 
     # ---- admission and insertion ----
 
@@ -261,6 +265,10 @@ class RequestFlow:
         if self._recorder is not None:
             clock = state.policy.clock
             state.faults.beside(FaultPlace.RECORDING, self._recorder.told, rid, clock, answer_end)
+
+    def _session_over(self, name: SessionName) -> None:
+        if self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.session_over, name)
 
     def _answer_end(self, req: Req) -> AnswerEnd:
         """How the answer ended; UNKNOWN of a request that was only retracted."""

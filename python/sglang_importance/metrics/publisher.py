@@ -15,6 +15,8 @@ from sgl_importance.reuse.calibration import BUCKETS
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters
 
+MISSED = "missed_tokens_total"
+
 FIELDS = {
     metric.name: metric.name.removesuffix("_total")
     for metric in of_process(Process.SCHEDULER)
@@ -84,20 +86,29 @@ class MetricsPublisher:
             gauges: what is so now, by name, then by label value.
         """
         for name, values in counter_values(counters).items():
-            before = self._published.get(name)
-            if before == values:  # compared as a whole: most families stand still during a request
-                continue
-            for labels, value in values.items():
-                increment = value - before[labels] if before is not None else value
-                if increment:
-                    self._exposition.increase(name, label_values(labels), increment)
-            self._published[name] = dict(values)
+            if name != MISSED:
+                self._publish_counter(name, values)
         self._publish_histograms(counters)
         for name, values in gauges.items():
             if self._published.get(name) != values:
                 for labels, value in values.items():
                     self._exposition.set(name, label_values(labels), value)
                 self._published[name] = dict(values)
+
+    def publish_misses(self, counters: Counters) -> None:
+        """As ``publish``, of what is counted on a thread of its own; one call at a time."""
+        self._publish_counter(MISSED, counters.missed_tokens)
+
+    def _publish_counter(self, name: str, values: Mapping[Any, float]) -> None:
+        before = self._published.get(name)
+        if before == values:  # compared as a whole: most families stand still during a request
+            return
+        now = dict(values)
+        for labels, value in now.items():
+            increment = value - before[labels] if before is not None else value
+            if increment:
+                self._exposition.increase(name, label_values(labels), increment)
+        self._published[name] = now
 
     def _publish_histograms(self, counters: Counters) -> None:
         for name, by_label in histograms(counters).items():

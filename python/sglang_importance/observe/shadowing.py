@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sgl_importance.background.batch_worker import BatchWorker
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
+from sglang_importance.upstream.request_record import session_name_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -20,9 +22,21 @@ if TYPE_CHECKING:
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
 
-# What happened: name of the request, its tokens, and at its end how the answer ended. Without tokens: how an
-# answer is now known to have ended, UNKNOWN of a request that will not end; without both, a flush.
-_Event = tuple[str, TokenSequence | None, AnswerEnd | None]
+
+class _ShadowEvent(NamedTuple):
+    """What happened. Without a request a session was over or, without that too, the cache was flushed.
+
+    Attributes:
+        request: its name.
+        tokens: at its admission those of its prompt, at its end those of its answer too; else None.
+        answer_end: how its answer ended, UNKNOWN without tokens if it will not end; None at its admission.
+        session: that it names at its admission, or that was over.
+    """
+
+    request: str = ""
+    tokens: TokenSequence | None = None
+    answer_end: AnswerEnd | None = None
+    session: SessionName | None = None
 
 
 class Shadowing:
@@ -40,7 +54,7 @@ class Shadowing:
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
         self._retracted: set[str] = set()
-        self._worker: BatchWorker[_Event] = BatchWorker(
+        self._worker: BatchWorker[_ShadowEvent] = BatchWorker(
             "importance-shadow",
             self._work,
             max_bytes=QUEUE_BYTES,
@@ -58,7 +72,7 @@ class Shadowing:
                 with self._lock:
                     self._pair.add_host(pages)
             self._host_pages = None
-        self._offer((req.rid, prompt_of(req), None))
+        self._offer(_ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req)))
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
@@ -66,23 +80,27 @@ class Shadowing:
             self._retracted.add(req.rid)
             return
         self._retracted.discard(req.rid)
-        self._offer((req.rid, prompt_and_output_of(req), answer_end))
+        self._offer(_ShadowEvent(req.rid, prompt_and_output_of(req), answer_end))
 
     def gone(self, rid: str) -> None:
         """The request was given up while it waited; shadows know of it if it had been retracted."""
         if rid in self._retracted:
             self._retracted.remove(rid)
-            self._offer((rid, None, AnswerEnd.UNKNOWN))
+            self._offer(_ShadowEvent(rid, None, AnswerEnd.UNKNOWN))
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended."""
-        self._offer((rid, None, answer_end))
+        self._offer(_ShadowEvent(rid, None, answer_end))
+
+    def session_over(self, name: SessionName) -> None:
+        """A session said that it is over."""
+        self._offer(_ShadowEvent(session=name))
 
     def reset(self) -> None:
-        self._offer(("", None, None))
+        self._offer(_ShadowEvent())
 
-    def _offer(self, event: _Event) -> None:
-        tokens = 0 if event[1] is None else len(event[1].tokens)
+    def _offer(self, event: _ShadowEvent) -> None:
+        tokens = 0 if event.tokens is None else len(event.tokens.tokens)
         self._worker.offer(event, _EVENT_BYTES + 8 * tokens)
 
     def count(self, counters: Counters) -> None:
@@ -117,27 +135,29 @@ class Shadowing:
 
     # ---- the thread of the shadows ----
 
-    def _work(self, events: list[_Event], _dropped: int) -> None:
+    def _work(self, events: list[_ShadowEvent], _dropped: int) -> None:
         for event in events:
             start = time.thread_time()
             self._follow(event)
             with self._lock:
                 self._busy_seconds += time.thread_time() - start
 
-    def _follow(self, event: _Event) -> None:
-        request, sequence, answer_end = event
+    def _follow(self, event: _ShadowEvent) -> None:
+        request, sequence, answer_end, session = event
         if sequence is None:
             with self._lock:
-                if answer_end is None:
-                    self._pair.reset()
-                elif answer_end is AnswerEnd.UNKNOWN:
+                if answer_end is AnswerEnd.UNKNOWN:
                     self._pair.gone(request)
-                else:
+                elif answer_end is not None:
                     self._pair.told(request, answer_end)
+                elif session is not None:
+                    self._pair.session_over(session)
+                else:
+                    self._pair.reset()
             return
         digests = sequence.digests(self._pair.page_size)
         with self._lock:
             if answer_end is not None:
                 self._pair.finish(request, digests, len(sequence.tokens), answer_end)
             else:
-                self._pair.admit(request, digests, len(sequence.tokens))
+                self._pair.admit(request, digests, len(sequence.tokens), session)

@@ -80,6 +80,7 @@ def _kept(cache: ImportanceRadixCache) -> tuple[Misses, PathMemory]:
         raise RequestError(
             f"no account is kept: {name_of('misses.memory')} is 0, or the server drafts with EAGLE"
         )
+    misses.settle()
     if misses.memory is None:
         raise NoLongerKnown("a fault has ended the account of misses: look into the server's log")
     return misses, misses.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.named_sessions import owner
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import BadHint, Hints
-from sgl_importance.placement.hints.shared_actions import DEREF
+from sgl_importance.placement.hints.shared_actions import DEMOTE, DEREF
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.placement.pins.pin_room import PinRefused
 from sgl_importance.placement.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
@@ -25,7 +25,7 @@ from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.faults import Faults
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import RequestRecord, record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.kv_hints import KvHintsEnvelope
@@ -37,14 +37,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GuardedReport:
-    """The report of one request. A fault in it is counted, and ends nothing."""
+    """The report of one request. A fault in it is counted, and ends nothing.
+
+    Attributes:
+        record: of the request, with its account once that is made.
+        settle: waits until it is.
+    """
 
     hinted: HintedRequest
+    record: RequestRecord
+    settle: Callable[[], None]
     faults: Faults
 
     def make(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any] | None:
         """By the tokens that the request found in each tier; None where that failed."""
-        return self.faults.beside(FaultPlace.REPORT, self.hinted.report, hit_tokens)
+        return self.faults.beside(FaultPlace.REPORT, self._make, hit_tokens)
+
+    def _make(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any]:
+        self.settle()
+        self.hinted.misses = self.record.misses
+        return self.hinted.report(hit_tokens)
 
 
 class HintFollower:
@@ -60,6 +72,8 @@ class HintFollower:
         self._tree = state.tree
         self._policy = state.policy
         self._pins = pins
+        self.settle_misses: Callable[[], None] = lambda: None
+        """Waits until the accounts of all requests so far are made."""
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
         """Reads the hints of a request; returns its transition."""
@@ -78,9 +92,9 @@ class HintFollower:
         )
         record = record_of(req)
         record.hinted = hinted
-        hinted.misses = record.misses
         if hints.report:
-            record.make_report = GuardedReport(hinted, self._state.faults).make
+            faults = self._state.faults
+            record.make_report = GuardedReport(hinted, record, self.settle_misses, faults).make
         return hinted.transition(transition)
 
     def _count_shared_actions(self, req: Req, hints: Hints | None) -> None:
@@ -88,7 +102,11 @@ class HintFollower:
         if envelope is None:
             return
         for name, is_followed in (hints or Hints()).followed(envelope.actions):
-            has_effect = is_followed and (name != DEREF or record_of(req).session is not None)
+            has_effect = is_followed
+            if name == DEREF:
+                has_effect &= record_of(req).session is not None
+            elif name == DEMOTE:
+                has_effect &= self._tree.core.enable_hicache
             self._state.counters.hint_actions[name, "followed" if has_effect else "ignored"] += 1
 
     def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
@@ -160,6 +178,9 @@ class HintFollower:
         hinted.label(nodes, self._tree.tracker)
         if is_finished:
             hinted.ended(nodes, finished=req.finished())
+            if req.finished():
+                has_host = self._tree.core.enable_hicache
+                hinted.demote(nodes, record_of(req).session, has_host=has_host)
 
 
 def hints_of(req: Req) -> Hints | None:

@@ -9,7 +9,7 @@ from sgl_importance.nodes.named_sessions import Session, SessionName, SessionTab
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.request_record import namespace_of, record_of
+from sglang_importance.upstream.request_record import record_of, session_name_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -36,6 +36,8 @@ class SessionFollower:
         self._table = SessionTable()
         self.is_opened: Callable[[str], bool] = lambda session_id: False
         """Whether sglang keeps a session of this id itself."""
+        self.on_over: Callable[[SessionName], None] = lambda name: None
+        """Called with each session that says it is over, known or not."""
 
     def reset(self) -> None:
         """The tree was emptied."""
@@ -43,7 +45,7 @@ class SessionFollower:
 
     def admitted(self, req: Req, hits: Sequence[UnifiedTreeNode]) -> None:
         """A request was admitted, and found these nodes."""
-        if (name := _name_of(req)) is not None:
+        if (name := session_name_of(req)) is not None:
             record_of(req).session = self._table.open(name)
         self.visited(req, hits)
 
@@ -72,7 +74,7 @@ class SessionFollower:
             session.ends.pop(node.id, None)
         if own:
             session.ends_at(own[-1].id)
-        name = _name_of(req)
+        name = session_name_of(req)
         if name is not None and record.hints is not None and record.hints.session_over:
             self.close(name)
         elif session.is_closed:  # while the request ran
@@ -85,6 +87,7 @@ class SessionFollower:
             Nodes that are given back, those behind before those in front; None where no session of this name
             is open.
         """
+        self.on_over(name)
         session = self._table.close(name)
         if session is None:
             return None
@@ -113,11 +116,3 @@ class SessionFollower:
             self._tree.tracker.over(metadata)
             self._refresh(node)
         return own
-
-
-def _name_of(req: Req) -> SessionName | None:
-    """The session that the request names, or that ``/open_session`` named for it."""
-    session_id: str | None = getattr(req, "session_id", None)
-    if session_id is None and (opened := getattr(req, "session", None)) is not None:
-        session_id = opened.session_id
-    return SessionName(session_id, *namespace_of(req)) if session_id else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
-from sgl_importance.nodes.named_sessions import Session, owner
+from sgl_importance.nodes.named_sessions import Session, owner_of_ghosts
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.nodes.turn_tracker import TurnTracker
@@ -286,6 +286,4 @@ def _session_of(insertion: Insertion, ghosts: Sequence[GhostNode]) -> Session | 
     session = insertion.session
     if insertion.rid is None and ghosts:  # from storage, for a request that has yet to find it
         session = ghosts[0].session
-    for ghost in ghosts:
-        session = owner(ghost.session, session)
-    return session
+    return owner_of_ghosts(ghosts, session)

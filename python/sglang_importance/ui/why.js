@@ -3,7 +3,7 @@
 import { ago, count, el, plural, refill } from "./dom.js";
 
 const REASONS = {
-  never_seen: "new", parted: "behind another text", evicted: "given up to make room", other_namespace: "another namespace's",
+  never_seen: "new", parted: "behind another text", evicted: "given up to make room", session_over: "given back by a session that was over", other_namespace: "another namespace's",
   flushed: "flushed", storage: "lost by storage", not_kept: "not kept", unused: "held, not usable",
   forgotten: "forgotten", short: "fills no page",
 };

@@ -17,7 +17,11 @@ def key_of(node: UnifiedTreeNode) -> RadixKey:
 
 
 def tokens_of(node: UnifiedTreeNode) -> Sequence[int]:
-    """The token ids of a node. A key of pairs of tokens (EAGLE's trees) also has the one behind them."""
-    key = key_of(node)
+    """The token ids of a node."""
+    return tokens_in(key_of(node))
+
+
+def tokens_in(key: RadixKey) -> Sequence[int]:
+    """The token ids of a node's key. One of pairs of tokens (EAGLE's trees) also has the one behind them."""
     tokens: Sequence[int] = key.raw_token_ids()
     return tokens if len(tokens) == len(key) else tokens[: len(key)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.misses.account import AccountedRequest
-from sgl_importance.nodes.named_sessions import Session
+from sgl_importance.nodes.named_sessions import Session, SessionName
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds
@@ -23,6 +23,14 @@ RECORD_ATTRIBUTE = "importance"
 def namespace_of(req: Req) -> tuple[str | None, str | None]:
     """Extra key and cache salt of a request; an empty name is none, as in ``root_digest``."""
     return req.extra_key or None, req.cache_salt or None
+
+
+def session_name_of(req: Req) -> SessionName | None:
+    """The session that the request names, or that ``/open_session`` named for it."""
+    session_id: str | None = getattr(req, "session_id", None)
+    if session_id is None and (opened := getattr(req, "session", None)) is not None:
+        session_id = opened.session_id
+    return SessionName(session_id, *namespace_of(req)) if session_id else None
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, ShadowRanking
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
@@ -73,13 +74,16 @@ class ShadowCache:
 
     # ---- requests ----
 
-    def admit(self, request: str, pages: list[bytes], tokens: int) -> int | None:
+    def admit(
+        self, request: str, pages: list[bytes], tokens: int, session: SessionName | None = None
+    ) -> int | None:
         """A request starts.
 
         Args:
             request: its name until ``finish``.
             pages: chained digests of the prompt's whole pages.
             tokens: prompt length.
+            session: that the request names.
 
         Returns:
             Prompt tokens found in the cache, never the last one; None where the prompt is longer than the
@@ -96,7 +100,7 @@ class ShadowCache:
             chunk = min(self._chunk_pages, total - done)
             self._make_room(chunk + self._spare_pages)
             if serial is None:
-                serial = self.ranking.admitted(node.path())
+                serial = self.ranking.admitted(node.path(), session)
             done += chunk
             previous, end = end, self._insert(pages[:done], serial)
             self._lock(end)
@@ -150,7 +154,11 @@ class ShadowCache:
         """A request will not be finished: what it held is evictable. Of others nothing changes."""
         if (running := self._running.pop(request, None)) is not None:
             self._release(running)
-            self.ranking.ended((), 0, running.serial, is_finished=True)
+            self.ranking.gone(running.serial)
+
+    def session_over(self, name: SessionName) -> None:
+        """A session said that it is over: what only its requests asked for is worth nothing any more."""
+        self.ranking.session_over(name)
 
     def _release(self, running: _Running) -> None:
         self._private -= running.private

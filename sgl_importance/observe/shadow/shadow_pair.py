@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.comparison import Comparison
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_ranking import (
@@ -87,15 +88,17 @@ class ShadowPair:
             chunk_tokens=self._chunk_tokens,
         )
 
-    def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int] | None:
-        """A request starts.
+    def admit(
+        self, request: str, pages: list[bytes], tokens: int, session: SessionName | None = None
+    ) -> tuple[int, int] | None:
+        """A request starts, of the session that it names.
 
         Returns:
             Prompt tokens that LRU and importance find; None where the pool cannot hold the prompt: a server
             refuses it, and it is not compared.
         """
         lru = self.lru.admit(request, pages, tokens)
-        importance = self.importance.admit(request, pages, tokens)
+        importance = self.importance.admit(request, pages, tokens, session)
         if lru is None or importance is None:
             return None
         found = {self.capacity: lru}
@@ -127,6 +130,10 @@ class ShadowPair:
     def told(self, request: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended. Recency does not ask."""
         self.importance.told(request, answer_end)
+
+    def session_over(self, name: SessionName) -> None:
+        """A session said that it is over. Recency does not ask."""
+        self.importance.session_over(name)
 
     def document(self) -> dict[str, Any]:
         """What is compared so far, as ``GET /kv_importance`` has it; see ``docs/operate.md``."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_sessions import ShadowSessions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.answer_end import AnswerEnd
@@ -52,9 +54,16 @@ class Awaited(NamedTuple):
 class ShadowRanking(ABC):
     """Eviction order of a shadow cache, kept up by the events of its nodes."""
 
-    def admitted(self, hits: Sequence[ShadowNode]) -> int:
-        """A request was admitted and found these nodes, root side first; returns its serial number."""
+    def admitted(self, hits: Sequence[ShadowNode], session: SessionName | None = None) -> int:
+        """A request of a session was admitted and found these nodes, root side first; returns its serial
+        number."""
         return 0
+
+    def gone(self, serial: int) -> None:  # noqa: B027 -- recency needs little
+        """A request will not be answered."""
+
+    def session_over(self, name: SessionName) -> None:  # noqa: B027 -- recency needs little
+        """A session said that it is over."""
 
     def touched(self, node: ShadowNode) -> None:  # noqa: B027 -- recency needs little
         """A request walked over the node."""
@@ -155,6 +164,7 @@ class ImportanceRanking(ShadowRanking):
         self.policy = ImportancePolicy(cost, use_importance=False)
         self._tracker = ReuseTracker(self.policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
         self._turns = TurnTracker(self.policy.turns, page_size=page_size, on_change=self.policy.turn_changed)
+        self._sessions = ShadowSessions(self._tracker, self._turns)
         self._evictable: dict[int, ShadowNode] = {}
         self._transitions: dict[int, Transition] = {}
 
@@ -163,12 +173,13 @@ class ImportanceRanking(ShadowRanking):
         assert node.metadata is not None
         return node.metadata
 
-    def admitted(self, hits: Sequence[ShadowNode]) -> int:
+    def admitted(self, hits: Sequence[ShadowNode], session: SessionName | None = None) -> int:
         transition = transition_after(self._known(hits[-1]) if hits else None)
         serial = self.policy.admit()
         self._transitions[serial] = transition
         for node in hits:
             self._tracker.accessed(self._known(node), transition)
+        self._sessions.admitted(serial, session, hits)
         return serial
 
     def created(self, node: ShadowNode, serial: int) -> None:
@@ -181,14 +192,18 @@ class ImportanceRanking(ShadowRanking):
             clock=self.policy.clock,
         )
         node.metadata.importance.creator = serial
-        self._tracker.created(node.metadata, self._transitions[serial], parent=parent, pages=node.pages)
+        transition = self._transitions[serial]
+        returned = self._tracker.created(node.metadata, transition, parent=parent, pages=node.pages)
+        self._sessions.created(node, serial, [ghost for ghost, _ in returned])
 
     def split(self, upper: ShadowNode, lower: ShadowNode) -> None:
         upper.metadata = self._tracker.split(self._known(lower), len(upper.pages) * self._page_size)
+        self._sessions.split(upper)
 
     def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:
         if is_finished:
             self._transitions.pop(serial, None)
+        self._sessions.cached(serial, path)
         self._tracker.ended(
             [self._known(node) for node in path],
             serial=serial,
@@ -207,13 +222,25 @@ class ImportanceRanking(ShadowRanking):
             output_tokens=answer.output_tokens,
             answer_end=answer.end,
         )
+        self._rank_again(self._sessions.answered(path, answer.serial, turn))
         return Awaited(self.policy.clock, turn) if answer.end is AnswerEnd.UNKNOWN else None
+
+    def gone(self, serial: int) -> None:
+        self._transitions.pop(serial, None)
+        self._sessions.gone(serial)
+
+    def session_over(self, name: SessionName) -> None:
+        self._rank_again(self._sessions.over(name))
 
     def told(self, path: Sequence[ShadowNode], awaited: Awaited, answer_end: AnswerEnd) -> None:
         untouched = [node for node in path if self._known(node).last_access <= awaited.clock]
         self._tracker.answered([self._known(node) for node in untouched], answer_end)
         self._turns.told(awaited.turn, answer_end)
-        for node in untouched:
+        self._rank_again(untouched)
+
+    def _rank_again(self, nodes: Iterable[ShadowNode]) -> None:
+        """The facts of these nodes changed."""
+        for node in nodes:
             if node.id in self._evictable:
                 self.enter(node)
 
@@ -230,4 +257,5 @@ class ImportanceRanking(ShadowRanking):
         return None if node_id is None else self._evictable.pop(node_id)
 
     def removed(self, node: ShadowNode) -> None:
+        self._sessions.removed(node)
         self._tracker.removed(self._known(node), node.pages)

@@ -9,6 +9,7 @@ from typing import Any
 from sgl_importance.misses.account import AccountedRequest
 from sgl_importance.misses.miss_documents import client_document
 from sgl_importance.nodes.ghosts import Eviction
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.placement.hints.block_places import PromptBlocks
@@ -19,6 +20,8 @@ from sgl_importance.tiers import Tier
 
 MAX_LOST_PARTS = 8
 OBSERVED = "--kv-policy observe keeps stock's evictions"
+NO_HOST = "the server has no host tier"
+SHARED = "others have asked for all of it"
 NO_SESSION = "the request names no session_id"
 NO_SELECTOR = "the server has no selector: every page is read"
 
@@ -78,7 +81,7 @@ class HintedRequest:
             if not has_selector:
                 self.outcome["budget"]["reason"] = NO_SELECTOR
         if observe:
-            for name in ("retain", "drop_after_use"):
+            for name in ("retain", "drop_after_use", "demote"):
                 if getattr(hints, name):
                     self.outcome[name] = {"applied": False, "reason": OBSERVED}
 
@@ -145,6 +148,18 @@ class HintedRequest:
         if not finished:
             for node in path:
                 node.expendable = False
+
+    def demote(self, path: Sequence[NodeMetadata], session: Session | None, *, has_host: bool) -> None:
+        """The request has ended: what of its path is its own, or its session's, may leave first."""
+        if not self.hints.demote or self._observe:
+            return
+        own = [node for node in path if (node.session is session if session else not node.accesses)]
+        if not has_host or not own:
+            self.outcome["demote"] = {"applied": False, "reason": SHARED if has_host else NO_HOST}
+            return
+        for node in own:
+            node.is_demoted = True
+        self.outcome["demote"] = {"applied": True, "tokens": sum(node.tokens for node in own)}
 
     def report(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any]:
         """The report of a request that asked for one.

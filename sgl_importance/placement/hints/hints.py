@@ -147,6 +147,8 @@ class Hints(_Model):
         retain: keep the prompt's KV for a while.
         drop_after_use: the request's own KV will not be asked for again: evict it first, copy it nowhere. A
             prefix that it shares with other requests keeps its worth.
+        demote: what of the request's KV nobody else, or no other session, has asked for leaves the device
+            first once the request has ended, where a lower tier keeps it.
         prefetch: generate nothing, only bring the prompt's KV to the device: pages in host or storage are
             loaded, the rest is computed.
         block_types: of parts of the prompt; where parts overlap the later one counts.
@@ -164,6 +166,7 @@ class Hints(_Model):
 
     retain: Retain | None = None
     drop_after_use: Annotated[bool, Field(strict=True)] = False
+    demote: Annotated[bool, Field(strict=True)] = False
     prefetch: Annotated[bool, Field(strict=True)] = False
     block_types: Annotated[tuple[Block, ...], Field(max_length=MAX_BLOCKS)] = ()
     transition: Literal["tool_call"] | None = None
@@ -177,6 +180,8 @@ class Hints(_Model):
     def _without_contradiction(self) -> Self:
         if self.drop_after_use and self.retain is not None:
             raise ValueError("retain and drop_after_use contradict each other: give one of them")
+        if self.drop_after_use and self.demote:
+            raise ValueError("demote and drop_after_use contradict each other: give one of them")
         if self.drop_after_use and self.prefetch:
             raise ValueError("prefetch and drop_after_use contradict each other: give one of them")
         if self.selector is not None and self.budget is not None:
@@ -227,6 +232,7 @@ class Hints(_Model):
             places[name] = f"{place}.payload"
         if document.get("drop_after_use"):
             shared.pop("retain", None)
+            shared.pop("demote", None)
         return cls._of({**shared, **document}, places)
 
     def followed(self, actions: Iterable[Action]) -> list[tuple[str, bool]]:

@@ -4,6 +4,7 @@ Each names its type and version; what a consumer does not implement it ignores (
 ``srt/managers/kv_hints.py``). Followed are:
 
 - ``kv.deref`` 1.x (Dynamo, ``lib/kv-hints``): the request is the last of its session;
+- ``kv.demote`` 1.x: what only this request, or its session, has asked for leaves the device first;
 - ``kv.retain`` 1.x (vLLM, ``v1/kv_hints/retain.py``): ``directives`` with ``start``, ``end`` (null: all of
   it), ``priority`` (0: nothing to keep) and ``duration`` in seconds (null: for ever). Kept is the prompt up
   to the furthest ``end``: a part is worth nothing without what is in front of it. Priorities are not told
@@ -15,19 +16,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DEREF, RETAIN = "kv.deref", "kv.retain"
+DEREF, DEMOTE, RETAIN = "kv.deref", "kv.demote", "kv.retain"
 NOT_FOLLOWED = (
     "kv.prefetch",
-    "kv.demote",
     "kv.share",
     "kv.fetch",
     "kv.source_locations",
     "kv.pin",
     "kv.evict",
 )
-"""Known by name: to bring or move KV without a request for it, or from another server."""
+"""Known by name: to bring or move KV without a request for it, or from another server. Of a request's own
+prompt, what host and storage hold is loaded while it waits, asked or not."""
 OTHER = "other"
-SHARED_ACTIONS = (DEREF, RETAIN, *NOT_FOLLOWED, OTHER)
+SHARED_ACTIONS = (DEREF, DEMOTE, RETAIN, *NOT_FOLLOWED, OTHER)
 """As metrics name them."""
 MOST_SECONDS = 30 * 24 * 3600.0
 """Of a directive, in vLLM and here."""
@@ -49,6 +50,8 @@ def as_hints(action_type: str, action_version: str, payload: Mapping[str, Any]) 
         return {}
     if action_type == DEREF:
         return {"session_over": True}
+    if action_type == DEMOTE:
+        return {"demote": True}
     if action_type == RETAIN:
         return _retained(payload.get("directives"))
     return {}

@@ -81,6 +81,14 @@ def test_experts_are_recorded_only_where_the_server_can(client: httpx.Client, ac
     assert "--expert-distribution-recorder-mode" in message(answer)
 
 
+@pytest.mark.parametrize("act", ["init_weights_send_group_for", "send_weights_to"])
+def test_weights_are_sent_only_where_the_server_can(client: httpx.Client, act: str):
+    group = {"master_address": "127.0.0.1", "ports": "29999", "group_rank": 0, "world_size": 2}
+    answer = client.post(f"/{act}_remote_instance", json=group)
+    assert answer.status_code == 400
+    assert "this server has none" in message(answer)
+
+
 @pytest.mark.parametrize(
     ("path", "content"),
     [

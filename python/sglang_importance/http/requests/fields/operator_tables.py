@@ -158,12 +158,23 @@ def _records_experts(server: ServerFacts) -> bool:
     return server.records_experts
 
 
-NEEDS: Mapping[str, tuple[Callable[[ServerFacts], bool], str]] = dict.fromkeys(
-    (
-        "start_expert_distribution_record_async",
-        "stop_expert_distribution_record_async",
-        "dump_expert_distribution_record_async",
+def _has_accelerator(server: ServerFacts) -> bool:
+    return server.has_accelerator
+
+
+NEEDS: Mapping[str, tuple[Callable[[ServerFacts], bool], str]] = {
+    **dict.fromkeys(
+        (
+            "start_expert_distribution_record_async",
+            "stop_expert_distribution_record_async",
+            "dump_expert_distribution_record_async",
+        ),
+        (_records_experts, _NO_RECORDER),
     ),
-    (_records_experts, _NO_RECORDER),
-)
-"""Routes that end a server without some flag, by their functions' names: whether it has it, what to say."""
+    **dict.fromkeys(
+        ("init_weights_send_group_for_remote_instance", "send_weights_to_remote_instance"),
+        (_has_accelerator, "sglang sends weights between GPUs or NPUs, and this server has none"),
+    ),
+}
+"""Routes that end or hold a server that lacks something, by their functions' names: whether it has it, and
+what to say."""

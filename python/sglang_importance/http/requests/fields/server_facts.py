@@ -44,6 +44,7 @@ class ServerFacts:
     returns_experts: bool = False
     records_experts: bool = False
     returns_indexer: bool = False
+    has_accelerator: bool = False
 
 
 def facts_of(manager: Any) -> ServerFacts:
@@ -88,4 +89,5 @@ def _read(manager: Any) -> ServerFacts:
         returns_experts=bool(flag("enable_return_routed_experts")),
         records_experts=bool(flag("expert_distribution_recorder_mode", "")),
         returns_indexer=bool(flag("enable_return_indexer_topk")),
+        has_accelerator=flag("device", "") in ("cuda", "npu"),
     )
