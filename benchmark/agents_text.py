@@ -120,7 +120,7 @@ def main(
             row = {"workload": name, "alive": alive, "pool": pool, "arm": arm, "over_lru": ratios}
             rows.append(row | {"requests": requests, "lru_tokens": of_lru})
         write_results("agents_text", rows, out=out)
-    print_rows([row | {"over_lru": interval(row["over_lru"])} for row in rows])
+    print_rows("Over LRU", [row | {"over_lru": str(interval(row["over_lru"]))} for row in rows])
 
 
 if __name__ == "__main__":

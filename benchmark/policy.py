@@ -100,8 +100,9 @@ def interleaved_sessions(folder: Path, name: str, seed: int) -> Trace:
 
 
 def arms(trace: Trace) -> Iterator[tuple[str, list[float]]]:
-    """Hit rates of the ablations, by capacity."""
+    """Hit rates of the ablations, by capacity: all by classes of nodes, none by turns."""
     facts = block_facts(trace)
+    yield "classes alone", _hit_rates(trace, facts)
     last_access = np.full(trace.num_blocks, -1, dtype=np.int64)
     last_access[trace.blocks] = np.arange(trace.num_accesses)  # of equal indices the last one stays
     returns = (last_access[trace.blocks] != np.arange(trace.num_accesses)).astype(np.int64)

@@ -20,10 +20,12 @@ _TRAFFIC = {
     "miniswe": "miniswe, random turns",
     "taubench": "taubench, random turns",
     "agents": "coding agents, 20 alive",
+    "agents untold": "the same, ends not told",
 }
 _SHAPES = {
     "mooncake": ("conversations (Mooncake, an hour)", _SIZES),
     "agents": ("coding agents, 20 sessions alive", (0.01, 0.02, 0.04, 0.08)),
+    "agents untold": ("the same, where nobody tells how answers end", (0.01, 0.02, 0.04, 0.08)),
     "taubench": ("one long instruction shared by short sessions (taubench)", _SIZES),
 }
 

@@ -12,8 +12,9 @@ from scripts.rendering.figures import results
 _TRAFFIC = ("miniswe", "taubench")
 _OURS, _LRU, _OPTIMUM = "importance", "lru", "belady"
 _ABLATIONS = {
-    "second hour": "ours, behind the same traffic with other blocks: all is learnt that can be",
-    "told who returns": "ours, told of each block whether it will ever return",
+    "classes alone": "ours by classes of nodes alone, no turns",
+    "second hour": "the same behind the same traffic with other blocks: all is learnt that can be",
+    "told who returns": "the same, told of each block whether it will ever return",
 }
 
 
