@@ -119,6 +119,10 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def _own_cpu_seconds() -> float:
+    return sum(os.times()[:2])
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     if items:
         items[0].config.stash[_LEFT].update(count_kinds(items))
@@ -141,7 +145,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    seconds = sum(config.stash[_CPU], _cpu_seconds())
+    of_workers = config.stash[_CPU]  # whom this process has waited for, too
+    seconds = sum(of_workers, _own_cpu_seconds()) if of_workers else _cpu_seconds()
     terminalreporter.write_line(f"CPU seconds of the tests, without servers that start warm: {seconds:.0f}")
     if line := what_is_left(config.stash[_MODULES], config.stash[_LEFT]):
         terminalreporter.write_line(line)
