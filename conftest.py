@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -82,6 +83,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadGroups(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported here stays: looking through it again and again takes as long as some of the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Modules of the night are not even imported by day, but where they are named."""
     chosen = config.option.markexpr
@@ -129,6 +141,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # some libraries name what is left at the end of a process
     if output := getattr(session.config, "workeroutput", None):
         stash = session.config.stash
         output["left"], output["modules"] = dict(stash[_LEFT]), dict(stash[_MODULES])
