@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -82,6 +83,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadGroups(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported here stays: looking through it again and again takes as long as some of the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Modules of the night are not even imported by day, but where they are named."""
     chosen = config.option.markexpr
@@ -119,12 +131,17 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+def _own_cpu_seconds() -> float:
+    return sum(os.times()[:2])
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     if items:
         items[0].config.stash[_LEFT].update(count_kinds(items))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # some libraries name what is left at the end of a process
     if output := getattr(session.config, "workeroutput", None):
         stash = session.config.stash
         output["left"], output["modules"] = dict(stash[_LEFT]), dict(stash[_MODULES])
@@ -141,7 +158,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    seconds = sum(config.stash[_CPU], _cpu_seconds())
+    of_workers = config.stash[_CPU]  # whom this process has waited for, too
+    seconds = sum(of_workers, _own_cpu_seconds()) if of_workers else _cpu_seconds()
     terminalreporter.write_line(f"CPU seconds of the tests, without servers that start warm: {seconds:.0f}")
     if line := what_is_left(config.stash[_MODULES], config.stash[_LEFT]):
         terminalreporter.write_line(line)

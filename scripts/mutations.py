@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, write_results
 from scripts.tree_copy import READ_BY_SGLANG, SELECTED, TreeCopy
+
+from support.nightly_modules import nightly_kind
 
 TABLE = ROOT / "scripts/mutations.toml"
 RUN_SECONDS = 600.0
@@ -68,9 +70,12 @@ class Mutation:
 
 
 def checksum(root: Path, mutation: Mutation) -> str:
-    """Of the row, of the file that it breaks, and of its tests: eight hexadecimal digits."""
+    """Of the row, of the file that it breaks, of its tests and of their kinds: eight hexadecimal digits."""
     found = zlib.crc32(repr(mutation).encode())
-    for name in (mutation.file, *(test.partition("::")[0] for test in mutation.tests)):
+    modules = [test.partition("::")[0] for test in mutation.tests]
+    if any(kinds := [nightly_kind(module) for module in modules]):
+        found = zlib.crc32(repr(kinds).encode(), found)
+    for name in (mutation.file, *modules):
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
             found = zlib.crc32(file.read_bytes(), found)

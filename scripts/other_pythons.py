@@ -84,6 +84,7 @@ def _imported_modules(path: Path, *, anywhere: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def _helper(module: str) -> Path | None:
     """The file of a module below test/ that others import."""
     path = module.replace(".", "/") + ".py"

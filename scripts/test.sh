@@ -7,8 +7,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --with-tests
 
-# One for each core; more than four would want more than 16 GB, as each starts servers of 2 GB.
-workers=$(env -u OMP_NUM_THREADS nproc)
+# One more than cores, as who starts or ends a server waits for it; more than four would want more than 16 GB, as
+# each starts servers of 2 GB.
+workers=$(($(env -u OMP_NUM_THREADS nproc) + 1))
 workers=$((workers > 4 ? 4 : workers))
 # Tests start servers of small models: more threads cost more in waiting for each other than they save.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS-1}

@@ -20,6 +20,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from sgl_importance.cli import main as cli
 from sgl_importance.terminal import interrupts_behind_compilation
 
+from support.nightly_cases import rest_nightly
 from support.processes import command_line
 from support.waiting import HANG_SECONDS
 
@@ -89,7 +90,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["replay {} --policies lhd --capacity-blocks 9999", "study reuse {}", "size {}"]
+    "command", rest_nightly(["replay {} --policies lhd --capacity-blocks 9999", "study reuse {}", "size {}"])
 )
 def test_a_command_that_reads_and_replays(
     trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,12 @@ import pytest
 import sgl_importance.reuse.hazards as hazards
 import sgl_importance_kernels.compiled as compiled
 
+from support.nightly_cases import rest_nightly
 
-@pytest.mark.parametrize(("module", "function"), [(compiled, "add_query"), (hazards, "_hazards")])
+
+@pytest.mark.parametrize(
+    ("module", "function"), rest_nightly([(hazards, "_hazards"), (compiled, "add_query")])
+)
 def test_it_compiles_where_there_is_no_place_for_a_cache(
     tmp_path: Path, module: ModuleType, function: str
 ) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -17,6 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from sglang_importance.attention.rank_sums import MAX_RANKS, SCALE, from_fixed, share, to_fixed
 from sglang_importance.attention.rows import ScoreRows
+
+from support.two_ranks import printed_by_ranks
 
 means = hnp.arrays(np.float32, st.integers(1, 20), elements=st.floats(0, 1, width=32))
 
@@ -95,21 +93,7 @@ RANK = """
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK)]
-    store = tmp_path_factory.mktemp("gloo") / "store"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(store)], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
+    outputs = printed_by_ranks(RANK, tmp_path_factory.mktemp("gloo"))
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 

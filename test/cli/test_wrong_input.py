@@ -64,7 +64,7 @@ WRONG = [
     ("pin add --text-file ''", "is empty: name a file or a directory"),
     ("replay ok.jsonl --json ''", "is empty: name a file or a directory"),
     ("size ok.jsonl", "say with --hours"),
-    ("size ok.jsonl --hours 1", "record more traffic"),
+    ("size ok.jsonl --hours 1 --jobs 1", "record more traffic"),
     ("size ok.jsonl --hours 1 --policy lru,fifo", "--policy takes one policy"),
     ("trace info missing", "the directory that a server wrote with --kv-importance-trace"),
     ("trace convert folder out.jsonl", "the directory that a server wrote with --kv-importance-trace"),

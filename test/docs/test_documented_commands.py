@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -310,8 +311,21 @@ PRINTED = {
 }
 
 
+LABORATORY = {"conformance", "probe", "reason", "replay", "size", "study", "workload"}
+
+
+def run_commands() -> list[Any]:
+    """Parameters of a test: of the laboratory's commands, which tests of its own run, the first by day."""
+    run = [command for command in COMMANDS if is_run(command)]
+    of_laboratory = [command for command in run if command.words[1:2] and command.words[1] in LABORATORY]
+    return [
+        pytest.param(command, marks=pytest.mark.nightly) if command in of_laboratory[1:] else command
+        for command in run
+    ]
+
+
 @pytest.mark.server
-@pytest.mark.parametrize("command", [command for command in COMMANDS if is_run(command)], ids=ids)
+@pytest.mark.parametrize("command", run_commands(), ids=ids)
 def test_it_runs(reader: Reader, command: PageCommand) -> None:
     printed = reader.run(command)
     assert printed.strip(), "it says nothing"

@@ -15,7 +15,7 @@ from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, repla
 
 pytestmark = pytest.mark.server
 
-EXCHANGES = 80
+EXCHANGES = 40
 FLAGS = (*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16")
 
 

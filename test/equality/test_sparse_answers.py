@@ -14,7 +14,7 @@ from support.nightly_cases import rest_nightly
 from support.python_path import FAULTS, python_path
 from support.servers import ServerProcess
 from support.tiered import tiered_server
-from support.workloads.exchanges import LONG_ANSWER_TOKENS, Exchange
+from support.workloads.exchanges import LONG_ANSWER_TOKENS, POOL_TOKENS, Exchange
 
 pytestmark = pytest.mark.server
 
@@ -27,7 +27,7 @@ EXACT = {"selector": "all"}
 
 # A few of the long answers, which make requests retract each other, and others; of those that are asked alone
 # an exact answer follows behind all but most of the long ones, and some are asked with room for every page.
-FIRST_OF_THE_LONG, LONG_ALONE, WITH_EVERYTHING = 8, 2, 8
+FIRST_OF_THE_LONG, LONG_ALONE, WITH_EVERYTHING = 8, 1, 8
 
 
 def reply_to(
@@ -91,22 +91,28 @@ def number_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[in
     return sum(list(one) != list(other) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("others", rest_nightly([12, 500]))
+@pytest.mark.parametrize(
+    ("first_of_the_long", "others", "pool_tokens"),
+    rest_nightly([(4, 8, 1024), (FIRST_OF_THE_LONG, 500, POOL_TOKENS)]),
+)
 def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
-    random_model: Path, exchanges: list[Exchange], others: int
+    random_model: Path, exchanges: list[Exchange], first_of_the_long: int, others: int, pool_tokens: int
 ) -> None:
     """Over evictions and retractions, alone and together, cold and warm; by night with more slots, too."""
     long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
-    asked = long[:FIRST_OF_THE_LONG] + exchanges[:others]
-    alone_first = asked[: FIRST_OF_THE_LONG - LONG_ALONE]
+    asked = long[:first_of_the_long] + exchanges[:others]
+    alone_first = asked[: first_of_the_long - LONG_ALONE]
     twice = asked[len(alone_first) :]
     exact = [exchange.answer for exchange in asked]
     some = exchanges[:WITH_EVERYTHING]
-    with tiered_server(random_model, *SPARSE, "--kv-device-tokens", "640") as server:
+    pool = ("--max-total-tokens", str(pool_tokens))
+    with tiered_server(random_model, *SPARSE, *pool, "--kv-device-tokens", "640") as server:
         alone = answers(server, alone_first, 1)
         sparse, exact_behind = sparse_then_exact(server, twice)
         alone += sparse
-        together = answers(server, asked, 8)
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(lambda exchange: reply_to(server, exchange), asked))
+        together = [reply["output_ids"] for reply in replies]
         everything = [ask(server, exchange, {"budget": 1e6}) for exchange in some]
         pages = server.get("/kv_importance?limit=1")["pages"]
     print(f"{number_differing(alone, exact)} of {len(asked)} answers are not the exact ones; {pages}")
@@ -114,9 +120,10 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
     assert number_differing(exact_behind, exact[len(alone_first) :]) == 0
     assert number_differing(everything, [exchange.answer for exchange in some]) == 0
     # Else none of this would say anything.
+    assert sum(reply["meta_info"]["num_retractions"] for reply in replies) > 0
     assert number_differing(alone, exact) > len(asked) / 10
     assert 0 < pages["selected"] < pages["candidates"]
-    if others == 12:
+    if first_of_the_long < FIRST_OF_THE_LONG:
         return
     elsewhere = ("--kv-device-tokens", "1600", *config_flags(tiered={"policy": "bucketed_lru"}))
     with tiered_server(random_model, *SPARSE, *elsewhere) as server:

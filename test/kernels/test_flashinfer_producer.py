@@ -69,6 +69,7 @@ def test_requests_are_told_apart_by_their_starts() -> None:
     driver.check_row(third, Phase.DECODE, [7])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "mutation",
     [
@@ -77,13 +78,10 @@ def test_requests_are_told_apart_by_their_starts() -> None:
             "numbers.batch_rows[:count] = batch_rows",
             "numbers.batch_rows[:count] = range(count)",
         ),
-        pytest.param(
-            Mutation(
-                "one_start_for_all",
-                "numbers.batch_starts[batch_rows] = starts",
-                "numbers.batch_starts[batch_rows] = 0",
-            ),
-            marks=pytest.mark.nightly,
+        Mutation(
+            "one_start_for_all",
+            "numbers.batch_starts[batch_rows] = starts",
+            "numbers.batch_starts[batch_rows] = 0",
         ),
     ],
     ids=str,

@@ -169,7 +169,8 @@ def test_the_fixed_case_passes_unbroken(device: str) -> None:
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("mutation", rest_nightly(TWINS, daily=2), ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", TWINS, ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
     case = replace(FIXED, device=device)
     got, expected = case.reduced(broken_twin(logit_reduction, mutation, tmp_path))

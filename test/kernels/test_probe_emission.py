@@ -26,7 +26,6 @@ from sglang_importance.attention.rows import Phase
 from support.doubles.twins import Mutation, broken_twin
 from support.drivers.attention_driver import Sequence
 from support.drivers.captured_decode import CapturedDecode
-from support.nightly_cases import rest_nightly
 
 pytestmark = [
     pytest.mark.triton,
@@ -124,9 +123,8 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("module", "mutation"), rest_nightly(TWINS), ids=[str(mutation) for _, mutation in TWINS]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("module", "mutation"), TWINS, ids=[str(mutation) for _, mutation in TWINS])
 def test_broken_twins_are_told_apart(
     module: Any, mutation: Mutation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.rows import Phase
 
 from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
+from support.nightly_cases import rest_nightly
 
 pytestmark = [
     pytest.mark.triton,
@@ -50,7 +51,7 @@ def test_prefill_and_decode_of_a_ragged_batch() -> None:
     driver.check_row(long, Phase.DECODE, [41, 43])
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", rest_nightly([16, 1]))
 def test_cached_prefix_and_bfloat16(page_size: int) -> None:
     driver = ProbedDriver(options(layers=(0, 2)), page_size=page_size, dtype=torch.bfloat16)
     first, second = Sequence("a", 1), Sequence("b", 2)
@@ -69,6 +70,7 @@ def test_soft_cap_and_dummy_batches() -> None:
     assert driver.rows.consume(1, Phase.DECODE) is None
 
 
+@pytest.mark.nightly  # test_emitting_backend.py has it of the rows that all producers write.
 def test_slot_reuse_after_an_abort_that_nobody_consumed() -> None:
     driver = ProbedDriver(options())
     aborted, successor = Sequence("a", 1), Sequence("b", 1)

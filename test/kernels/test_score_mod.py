@@ -136,7 +136,7 @@ def test_a_step_without_observed_requests_writes_nothing(group: int, device: str
 
 
 @pytest.mark.parametrize("group", rest_nightly([4, 1]))
-@pytest.mark.parametrize("observed", [[True, False], [False, True]])
+@pytest.mark.parametrize("observed", rest_nightly([[False, True], [True, False]]))
 def test_only_observed_requests_emit(group: int, observed: list[bool], device: str) -> None:
     case = replace(FIXED, group=group, device=device)
     expected = case.expected()
@@ -156,12 +156,14 @@ TWINS = [
 ]
 
 
+@pytest.mark.nightly
 def test_the_fixed_case_passes_unbroken(device: str) -> None:
     case = replace(FIXED, device=device)
     np.testing.assert_allclose(emitted(case), case.expected(), atol=2e-5)
 
 
-@pytest.mark.parametrize("mutation", rest_nightly(TWINS), ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", TWINS, ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
     case = replace(FIXED, device=device)
     expected = case.expected()

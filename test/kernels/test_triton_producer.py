@@ -23,7 +23,6 @@ from support.doubles.twins import Mutation, broken_twin
 from support.drivers.attention_driver import options
 from support.drivers.captured_decode import CapturedDecode
 from support.drivers.triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
-from support.nightly_cases import rest_nightly
 
 pytestmark = [
     pytest.mark.triton,
@@ -56,6 +55,7 @@ class GraphDriver(CapturedDecode, TritonDriver):
     """The stand-in for a graph over the real backend."""
 
 
+@pytest.mark.nightly
 def test_replays_of_one_graph_observe_and_do_not() -> None:
     driver = GraphDriver(options(interval=2, layers=(0, 2)), page_size=4)
     driver.capture()
@@ -80,7 +80,8 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize("mutation", rest_nightly(TWINS), ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", TWINS, ids=str)
 def test_broken_twins_are_told_apart(
     mutation: Mutation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +97,7 @@ def test_broken_twins_are_told_apart(
         driver.check_row(second, Phase.DECODE, [9], layers=(1,))
 
 
-@pytest.mark.nightly  # The same bookkeeping runs in test_flashinfer_producer.py.
+@pytest.mark.nightly
 def test_requests_beyond_the_budget_are_observed_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     one_request = 4 * 1 * 4 * (24 + 4)
     monkeypatch.setattr(producer, "MAX_EMITTED_BYTES", one_request + 1)

@@ -18,6 +18,7 @@ from real_models.catalogue import MODELS, PublishedModel
 from real_models.trouble import ModelTrouble
 
 from support.gguf_files import write_llama
+from support.nightly_cases import rest_nightly
 
 PARTS = 2
 
@@ -72,7 +73,9 @@ def test_fetched_once(model: PublishedModel, tmp_path: Path, monkeypatch: pytest
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"tiny", "tiny.lock"}
 
 
-@pytest.mark.parametrize("damage", ["a file is missing", "a file is short", "other pins", "no record"])
+@pytest.mark.parametrize(
+    "damage", rest_nightly(["a file is missing", "a file is short", "other pins", "no record"])
+)
 def test_what_is_not_whole_is_made_anew(model: PublishedModel, tmp_path: Path, damage: str) -> None:
     folder = cached_model("tiny", model, tmp_path / "cache")
     weights = folder / "model.safetensors"

@@ -100,7 +100,13 @@ SALTS = (f"{number}" for number in count())
 """Each stranger's is new: what one computes is no other's."""
 
 
-@pytest.mark.parametrize("route", ROUTES)
+BY_DAY = {"/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages"}
+
+
+@pytest.mark.parametrize(
+    "route",
+    [route if route in BY_DAY else pytest.param(route, marks=pytest.mark.nightly) for route in ROUTES],
+)
 def test_nobody_is_served_from_what_another_computed(server: ServerProcess, route: str) -> None:
     seed = list(ROUTES).index(route)
     mine = {"cache_salt": "ab", "extra_key": "c"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance_kernels.sparse.bit_tables import DISTORTIONS, MOST_BITS, BitTables, KeyStatistics
@@ -16,13 +16,13 @@ from sgl_importance_kernels.sparse.selectors.mean_and_bits import FACTORS_PER_DO
 LAYERS, PAGES, KV_HEADS, GROUP, DIM = 2, 24, 2, 3, 32
 
 
-def drawn(seed: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(seed: int, page_size: int, pages: int = PAGES) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys of all layers by page, whose channels differ in scale, and queries of as many tokens."""
     draws = torch.Generator().manual_seed(seed)
     scales = torch.randn(LAYERS, 1, 1, KV_HEADS, DIM, generator=draws).exp()
-    keys = scales * torch.randn(LAYERS, PAGES, page_size, KV_HEADS, DIM, generator=draws)
-    keys += 3 * torch.randn(LAYERS, PAGES, 1, KV_HEADS, DIM, generator=draws)
-    return keys, torch.randn(LAYERS, PAGES * page_size, KV_HEADS * GROUP, DIM, generator=draws)
+    keys = scales * torch.randn(LAYERS, pages, page_size, KV_HEADS, DIM, generator=draws)
+    keys += 3 * torch.randn(LAYERS, pages, 1, KV_HEADS, DIM, generator=draws)
+    return keys, torch.randn(LAYERS, pages * page_size, KV_HEADS * GROUP, DIM, generator=draws)
 
 
 def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: float = 27 / 16) -> MeanAndBits:
@@ -32,14 +32,15 @@ def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: floa
     return selector
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**31), page_size=st.sampled_from((16, 48)), layer=st.sampled_from((0, 1)))
 def test_estimates_are_the_largest_products_with_the_keys_made_again(
     seed: int, page_size: int, layer: int
 ) -> None:
-    keys, queries = drawn(seed, page_size)
+    keys, queries = drawn(seed, page_size, pages=8)
     selector = calibrated(keys, queries)
     representations = Representations(selector, tuple(keys), "cpu")
-    pages = torch.tensor([5, 0, 23, 7])
+    pages = torch.tensor([5, 0, 6, 7])
     asked = queries[layer, :2].contiguous()
     found = selector.logits(asked, representations.of(layer, pages))
     kept, units = selector.keep(layer, keys[layer, pages])

@@ -1,4 +1,4 @@
-"""A decode step over tiered pages under Triton waits for no device, whatever its batch."""
+"""``benchmark/kernels/count_step.py``: by day test/kernels/test_counted_step.py counts smaller batches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MOST_LAUNCHES = 6
 """A layer's: write, scan, choose, place, bring, attend."""
 
 
+@pytest.mark.nightly
 def test_a_step_waits_for_nothing_and_launches_alike_for_any_batch(tmp_path: Path) -> None:
     """In a process of its own: Triton decides at its import whether it interprets."""
     out = tmp_path / "counts.json"

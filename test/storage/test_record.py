@@ -43,13 +43,16 @@ def test_an_intact_page_passes() -> None:
     check_page(HEADER, BODY, page=PAGE, identity=IDENTITY)
 
 
-@pytest.mark.parametrize("bit", range(HEADER_BYTES * 8))
-def test_any_flipped_bit_of_the_header_is_noticed(bit: int) -> None:
-    header = bytearray(HEADER)
-    header[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(PageDamaged) as caught:
-        check_page(bytes(header), BODY, page=PAGE, identity=IDENTITY)
-    assert caught.value.reason is (MissReason.MAGIC if bit < 64 else MissReason.HEADER)
+def test_any_flipped_bit_of_the_header_is_noticed() -> None:
+    for bit in range(HEADER_BYTES * 8):
+        header = bytearray(HEADER)
+        header[bit // 8] ^= 1 << bit % 8
+        reason = None
+        try:
+            check_page(bytes(header), BODY, page=PAGE, identity=IDENTITY)
+        except PageDamaged as damaged:
+            reason = damaged.reason
+        assert reason is (MissReason.MAGIC if bit < 64 else MissReason.HEADER), f"bit {bit}"
 
 
 @given(st.integers(0, BODY.nbytes * 8 - 1))

@@ -112,6 +112,7 @@ def test_a_directory_without_a_store_is_one_line(tmp_path: Path, command: str) -
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_the_command_is_registered(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("sgl-importance"), "store", "--help"]
     # Elsewhere than in the checkout, whose own metadata may be older than what is installed.

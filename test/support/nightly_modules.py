@@ -46,6 +46,7 @@ NIGHTLY = {
         "test/fleet/test_page_of_all.py",
         "test/fleet/test_replicas.py",
         "test/fleet/test_router.py",
+        "test/fleet/test_two_servers.py",
         "test/modes/test_adapters.py",
         "test/modes/test_data_parallel.py",
         "test/modes/test_disaggregation.py",

@@ -258,11 +258,13 @@ class ServerProcess:
 
     def _end(self) -> None:
         assert self._process is not None
+        deadline = time.monotonic() + STOP_SECONDS
         while members := [each for each in session_members(self.pid) if not _clears_up(each)]:
+            assert time.monotonic() < deadline, f"does not end: {members}"
             for member in members:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-            psutil.wait_procs(members, STOP_SECONDS)
+            time.sleep(0.02)  # until they run no more: that somebody has buried them may take seconds
         self._process.wait(STOP_SECONDS)
         self._process = None
 

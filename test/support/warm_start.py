@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, Union
 from unittest.mock import patch
 
 IMPORTED = [
+    "support.without_gc",
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.scheduler",
@@ -139,7 +140,7 @@ class WarmProcess:
         self._command = command
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
-        with patch.dict(os.environ, SERVER_ENV):
+        with patch.dict(os.environ, {**SERVER_ENV, "PYTHONPATH": _with_tests(os.environ.get("PYTHONPATH"))}):
             forkserver.ensure_running()
         self._process = context.Process(
             target=_launch, args=(command[1:], dict(env), folder, stderr, stdout or stderr)
@@ -160,12 +161,18 @@ class WarmProcess:
         return code
 
 
+def _with_tests(path: str | None) -> str:
+    """A PYTHONPATH on which this package is found, too: behind everything else."""
+    return os.pathsep.join(filter(None, (path, str(Path(__file__).parents[1]))))
+
+
 def _launch(words: list[str], env: dict[str, str], folder: Path, stderr: Path, stdout: Path) -> None:
     """In a child of the fork server: becomes ``python words...``."""
     import setproctitle  # sglang brings it
 
     assert set(IMPORTED) <= sys.modules.keys(), "the fork server has not imported sglang"
     gc.freeze()  # what it has imported stays, and collections need not walk it
+    gc.enable()
     os.setsid()
     # multiprocessing gives its children a stdin of another number, which a new interpreter would not inherit.
     sys.stdin = os.fdopen(0, closefd=False)

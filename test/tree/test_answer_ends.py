@@ -35,6 +35,7 @@ from sglang_importance.placement.answer_ends import AnswerEnds
 from support.drivers.ledgered_tree import prewarm, start, weights_loaded
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
+from support.nightly_cases import rest_nightly
 from support.workloads.recordings import COST
 
 MARKER = 99_999
@@ -232,7 +233,7 @@ def victims(driver: TreeDriver, seed: int) -> list[tuple[tuple[int, ...], ...]]:
     return left
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", rest_nightly(range(3)))
 def test_a_server_without_tools_evicts_as_if_there_were_no_ends(seed: int) -> None:
     plain = victims(TreeDriver(), seed)
     # As a parser whose calls have no tokens: whatever it sees, it says nothing.
@@ -273,7 +274,7 @@ def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
     driver.cache.sanity_check()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", rest_nightly(range(3)))
 @pytest.mark.parametrize("late", [False, True])
 def test_a_shadow_finds_what_the_server_finds(late: bool, seed: int) -> None:
     """Sessions go on, edit, share a first text, and are evicted in between.

@@ -17,6 +17,7 @@ from support.doubles.lower_tiers import LowerTiers
 from support.drivers.tiered_driver import HOST, POOL, tiered
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import prompt, serve
+from support.nightly_cases import rest_nightly
 
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 
@@ -179,7 +180,7 @@ def test_any_history_leaves_a_tree_without_orphans(write_policy: str, history: l
     assert tiers.mem_pool_host.available_size() + host_tokens(driver) == HOST
 
 
-@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("write_policy", rest_nightly(WRITE_POLICIES))
 def test_every_rank_copies_alike(write_policy: str):
     rng = random.Random(3)
     ops = ("serve", "serve", "once", "settle", "evict")

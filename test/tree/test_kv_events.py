@@ -15,6 +15,7 @@ from sgl_importance.tiers import Tier
 from support.drivers.history import OPERATIONS, History
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.kv_event_mirror import EventMirror, Prefix
+from support.nightly_cases import rest_nightly
 
 events = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 2**16), st.integers(0, 2**16)),
@@ -61,7 +62,7 @@ def test_events_of_any_history_say_what_each_tier_holds(
     mirrored(kind, history)
 
 
-@pytest.mark.parametrize("kind", ["importance", "observe"])
+@pytest.mark.parametrize("kind", rest_nightly(["importance", "observe"]))
 def test_a_long_history_stores_and_removes_on_both_tiers(kind: str) -> None:
     rng = random.Random(11)
     weights = [6, 8, 6, 4, 1, 1, 2, 1, 1, 2, 2, 1, 1, 1]

@@ -17,6 +17,7 @@ from sglang_importance.upstream.request_record import record_of
 
 from support.doubles.plain_memory import Page, Path, PlainMemory
 from support.drivers.hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode
+from support.nightly_cases import rest_nightly
 
 WRITE_POLICIES: tuple[WriteMode, ...] = ("write_through", "write_through_selective", "write_back")
 UNBOUNDED = 10**9
@@ -230,7 +231,7 @@ def test_any_history_is_accounted_for(write_policy, history):
         tree.apply(*step)
 
 
-@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("write_policy", rest_nightly(WRITE_POLICIES))
 def test_a_long_history_meets_every_reason(write_policy):
     chance = random.Random(3)
     tree = AccountedTree(write_policy)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -16,6 +12,7 @@ from sglang_importance.operations.runner import Desk, Reply
 from sglang_importance.tree.ranks import Ranks
 
 from support.drivers.tree_driver import PAGE, TreeDriver
+from support.two_ranks import printed_by_ranks
 
 RANK = """
     import json, sys
@@ -34,13 +31,7 @@ RANK = """
 
 
 def test_two_ranks_have_the_leaders_clock_and_files(tmp_path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK)]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=env)
-        for rank in (0, 1)
-    ]
-    first, second = (json.loads(rank.communicate(timeout=120)[0]) for rank in ranks)
+    first, second = map(json.loads, printed_by_ranks(RANK, tmp_path))
     assert (first.pop("leads"), second.pop("leads")) == (True, False)
     assert first == second
     assert first == {"now": 1.7e9 + 1 / 3, "from_leader": "leader", "union": [4, 9], "nothing": None}

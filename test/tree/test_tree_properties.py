@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.drivers.history import OPERATIONS, History
+from support.nightly_cases import rest_nightly
 
 events = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 2**16), st.integers(0, 2**16)),
@@ -28,7 +29,7 @@ def test_any_history_keeps_the_tree_consistent(kind: str, history: list[tuple[st
         tree.end()
 
 
-@pytest.mark.parametrize("kind", ["importance", "observe"])
+@pytest.mark.parametrize("kind", rest_nightly(["importance", "observe"]))
 def test_a_long_history_meets_every_event(kind: str):
     # Requests progress more often than they end, as in a server; the seed makes the counts repeatable.
     rng = random.Random(7)

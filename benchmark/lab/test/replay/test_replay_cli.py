@@ -327,6 +327,7 @@ def test_ctrl_c_that_another_thread_gets_waits_too() -> None:
     assert ended == [True]
 
 
+@pytest.mark.nightly  # By day test/abuse/test_interrupts.py interrupts a replay.
 def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
     """Through the installed entry point: help starts fast, Ctrl-C ends all processes with exit code 130."""
     command = [str(Path(sys.executable).with_name("sgl-importance")), "replay"]
