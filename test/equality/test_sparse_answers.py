@@ -91,17 +91,14 @@ def number_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[in
     return sum(list(one) != list(other) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("first_of_the_long", "others", "pool_tokens"),
-    rest_nightly([(4, 8, 1024), (FIRST_OF_THE_LONG, 500, POOL_TOKENS)]),
-)
+@pytest.mark.parametrize(("others", "pool_tokens"), rest_nightly([(4, 1024), (500, POOL_TOKENS)]))
 def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
-    random_model: Path, exchanges: list[Exchange], first_of_the_long: int, others: int, pool_tokens: int
+    random_model: Path, exchanges: list[Exchange], others: int, pool_tokens: int
 ) -> None:
     """Over evictions and retractions, alone and together, cold and warm; by night with more slots, too."""
     long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
-    asked = long[:first_of_the_long] + exchanges[:others]
-    alone_first = asked[: first_of_the_long - LONG_ALONE]
+    asked = long[:FIRST_OF_THE_LONG] + exchanges[:others]
+    alone_first = asked[: FIRST_OF_THE_LONG - LONG_ALONE]
     twice = asked[len(alone_first) :]
     exact = [exchange.answer for exchange in asked]
     some = exchanges[:WITH_EVERYTHING]
@@ -123,7 +120,7 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
     assert sum(reply["meta_info"]["num_retractions"] for reply in replies) > 0
     assert number_differing(alone, exact) > len(asked) / 10
     assert 0 < pages["selected"] < pages["candidates"]
-    if first_of_the_long < FIRST_OF_THE_LONG:
+    if others < 500:
         return
     elsewhere = ("--kv-device-tokens", "1600", *config_flags(tiered={"policy": "bucketed_lru"}))
     with tiered_server(random_model, *SPARSE, *elsewhere) as server:

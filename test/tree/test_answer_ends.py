@@ -264,13 +264,17 @@ def test_what_a_session_goes_on_without_is_evicted_first() -> None:
 def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
     driver = with_tools(TreeDriver(), mark_every_call=False)
     first = serve(driver, prompt(3000, 2), calls=True)
-    assert {metadata.turn for _, metadata in path_of(driver, prompt(3000, 2))} == {None}
-    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.TOOL_CALL)}})  # from here on, turns begin
+    (turn,) = {metadata.turn for _, metadata in path_of(driver, prompt(3000, 2))}
+    assert turn is not None
+    assert not turn.ranks
+    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.TOOL_CALL)}})  # from here on, turns rank
     request = serve(driver, prompt(0, 3), calls=False)
-    (metadata,) = {metadata.turn for _, metadata in path_of(driver, prompt(0, 3))}
-    before = metadata.turn_class
+    (turn,) = {metadata.turn for _, metadata in path_of(driver, prompt(0, 3))}
+    assert turn is not None
+    assert turn.ranks
+    before = turn.turn_class
     answered(driver.cache, {"ends": {request.rid: int(AnswerEnd.END_OF_TURN)}})
-    assert metadata.turn_class > before
+    assert turn.turn_class > before
     driver.cache.sanity_check()
 
 
