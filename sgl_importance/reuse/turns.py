@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import log2
 
 import numpy as np
@@ -128,9 +128,8 @@ class TurnEstimator:
 
     def __init__(self, classify: Classify = turn_class) -> None:
         self._classify = classify
-        self.index: FloatArray = np.empty(0)
-        """Returns per second, or request, that keeping a turn can earn; float64 [NUM_TURN_CLASSES,
-        NUM_TURN_BUCKETS]."""
+        self._hazards: FloatArray | None = None  # computed when they are asked for: most servers never do
+        self._index: FloatArray | None = None
         self.version = 0
         """Grows whenever the index changes."""
         self.seconds_per_request = 1.0
@@ -222,27 +221,50 @@ class TurnEstimator:
             turn.is_open = False
         self._due.clear()
 
+    @property
+    def index(self) -> FloatArray:
+        """Returns per second, or request, that keeping a turn can earn; float64 [NUM_TURN_CLASSES,
+        NUM_TURN_BUCKETS]."""
+        from sgl_importance.reuse.hazards import retention_index  # imports numba
+
+        if self._index is None:
+            self._index = retention_index(self._all_hazards())
+        return self._index
+
     def probability(self, turn_class: int, age: int) -> float:
         """P(a turn of this class and age goes on before its interval is given up)."""
-        return float(1.0 - np.prod(1.0 - self._hazards[turn_class, turn_bucket(age) :]))
+        return float(1.0 - np.prod(1.0 - self._all_hazards()[turn_class, turn_bucket(age) :]))
+
+    def _all_hazards(self) -> FloatArray:
+        """Of all classes, from the evidence at the last refresh."""
+        from sgl_importance.reuse.hazards import PRIORS, hazards  # imports numba
+
+        if self._hazards is None:
+            # Turns with one end share a prior: people and tools return after times of quite another shape.
+            by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_TURN_BUCKETS)
+            levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
+            priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
+            ends = zip(*(counts.reshape(by_end) for counts in self._evidence), strict=True)
+            self._hazards = np.concatenate([hazards(hits, reached, levels, priors) for hits, reached in ends])
+        return self._hazards
 
     def _at_risk(self, turn: Turn) -> None:
         self._intervals += 1
         turn.interval = self._intervals
-        self._reach(turn, 0)
-
-    def _reach(self, turn: Turn, bucket: int) -> None:
-        self._reached[turn.turn_class, bucket] += 1.0
-        if bucket + 1 < NUM_TURN_BUCKETS:
-            due = turn.since + _BUCKET_SECONDS[bucket + 1]
-            heappush(self._due, (due, turn.interval, turn, bucket + 1))
+        self._reached[turn.turn_class, 0] += 1.0
+        heappush(self._due, (turn.since + _BUCKET_SECONDS[1], turn.interval, turn, 1))
 
     def _advance(self, seconds: float) -> None:
         assert seconds >= self._now, "time runs backwards"
         while self._due and self._due[0][0] <= seconds:
-            _, interval, turn, bucket = heappop(self._due)
-            if turn.is_open and turn.interval == interval:
-                self._reach(turn, bucket)
+            _, interval, turn, bucket = self._due[0]
+            is_reached = turn.is_open and turn.interval == interval
+            if is_reached:
+                self._reached[turn.turn_class, bucket] += 1.0
+            if is_reached and bucket + 1 < NUM_TURN_BUCKETS:
+                heapreplace(self._due, (turn.since + _BUCKET_SECONDS[bucket + 1], interval, turn, bucket + 1))
+            else:
+                heappop(self._due)
         self._recent_turns += 1.0
         if self._has_begun:  # requests before the first turn, or of servers before, say nothing of their rate
             self._recent_seconds += seconds - self._now
@@ -250,18 +272,11 @@ class TurnEstimator:
         self._now = seconds
 
     def _refresh(self) -> None:
-        from sgl_importance.reuse.hazards import PRIORS, hazards, retention_index  # imports numba
-
         self._hits *= DECAY
         self._reached *= DECAY
         self._recent_turns *= DECAY
         self._recent_seconds *= DECAY
         self.seconds_per_request = self._recent_seconds / self._recent_turns
-        # Turns with one end share a prior: people and tools return after times of quite another shape.
-        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_TURN_BUCKETS)
-        levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
-        priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
-        evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)
-        self._hazards = np.concatenate([hazards(hits, reached, levels, priors) for hits, reached in evidence])
-        self.index = retention_index(self._hazards)
+        self._evidence = self._hits.copy(), self._reached.copy()
+        self._hazards = self._index = None
         self.version += 1
