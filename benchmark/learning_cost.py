@@ -5,8 +5,8 @@
 Processor time of the calling thread inside the calls that learn (``ReuseTracker``, ``TurnTracker`` and the
 clock of ``ReuseEstimator``, with the index that follows), while 1, 64 and 256 requests run at a time: a
 shared cached prefix, 32 new tokens each, a pool that evicts. No end of an answer is known there: turns
-are followed (``follows_turns``), and rank nothing. ``a_request`` is the median life of a request in microseconds;
-``a_step`` is what of it falls on a decode step of so many running requests whose answers have
+are followed (``follows_turns``), and rank nothing. ``a_request`` is the median life of a request in
+microseconds; ``a_step`` is what of it falls on a decode step of so many running requests whose answers have
 ``ANSWER_TOKENS`` tokens, an assumption. What the two clocks around a call cost is taken off.
 """
 
