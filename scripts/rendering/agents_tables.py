@@ -241,6 +241,12 @@ def agents_text_table() -> str:
     return _table(["sessions", "alive", *head], lines)
 
 
+def longer_share(traffic: str) -> str:
+    """Share of a traffic's requests that go on from an earlier one with a longer prompt."""
+    (row,) = [row for row in results("conversations")["rows"] if row["traffic"] == traffic]
+    return f"{row['longer']:.2f}".removeprefix("0") if row["longer"] else "0"
+
+
 def agents_text_pooled(arm: str) -> str:
     """The same, all sizes of all workloads alike, with its interval over the orders."""
     rows = [row["over_lru"] for row in results("agents_text")["rows"] if row["arm"] == arm]

@@ -38,9 +38,21 @@ def _ranking_turns(trace: Trace, before: IntArray) -> npt.NDArray[np.bool_]:
     """Which requests' turns rank blocks; bool [requests]."""
     if has_answer_ends(trace):
         return np.ones(trace.num_requests, dtype=np.bool_)
-    is_longer = (before != NO_PARENT) & (trace.input_tokens > trace.input_tokens[before])
     conversations = Conversations()
-    return np.array([conversations.count(each) for each in is_longer.tolist()], dtype=np.bool_)
+    longer = longer_requests(trace, before).tolist()
+    return np.array([conversations.count(each) for each in longer], dtype=np.bool_)
+
+
+def longer_requests(trace: Trace, before: IntArray) -> npt.NDArray[np.bool_]:
+    """Which requests go on from an earlier one with a longer prompt; bool [requests].
+
+    Args:
+        before: the turn that each request goes on from, NO_PARENT where there is none; int64 [requests].
+    """
+    is_longer: npt.NDArray[np.bool_] = (before != NO_PARENT) & (
+        trace.input_tokens > trace.input_tokens[before]
+    )
+    return is_longer
 
 
 def session_requests(trace: Trace) -> SessionRequests:
@@ -65,6 +77,7 @@ class TraceTurns:
         estimator: learns from every turn.
         classes: class of each turn so far, GONE_ON where it went on; int64 [requests].
         since: start of each turn's interval in seconds; float64 [requests].
+        before: the turn that each request goes on from, NO_PARENT where there is none; int64 [requests].
         ranks: whether each turn ranks the blocks that it is the last to visit; bool [requests].
         is_shared: whether sessions had parted behind the block of each access by then; bool [accesses].
     """
@@ -76,13 +89,13 @@ class TraceTurns:
         self.since = np.zeros(trace.num_requests)
         self.is_shared = np.zeros(trace.num_accesses, dtype=np.bool_)
         self._trace = trace
-        self._before, self._departed = _relations_of(trace, facts, self.is_shared)
-        self.ranks = _ranking_turns(trace, self._before)
+        self.before, self._departed = _relations_of(trace, facts, self.is_shared)
+        self.ranks = _ranking_turns(trace, self.before)
         self._open: dict[int, Turn] = {}
 
     def begin_request(self, request: int) -> None:
         """The request is answered at once: from now on it is a turn."""
-        before, departed = int(self._before[request]), int(self._departed[request])
+        before, departed = int(self.before[request]), int(self._departed[request])
         trace = self._trace
         turn = self.estimator.begin(
             float(trace.seconds[request]),
