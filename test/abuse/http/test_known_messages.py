@@ -112,6 +112,37 @@ def test_what_an_operator_writes_is_no_error_of_the_server(client: httpx.Client,
     assert answer.status_code in (200, 400), answer.text
 
 
+_HI = [{"role": "user", "content": "Alice"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Alice"}),
+        ("/v1/responses", {"input": "Alice", "stream": True}),
+        ("/v1/chat/completions", {"messages": _HI}),
+        ("/tokenize", {"messages": _HI}),
+    ],
+)
+def test_no_route_runs_a_template_that_a_request_brings(
+    client: httpx.Client, server: ServerProcess, path: str, body: dict[str, Any]
+):
+    """sglang's responses would: two loops, one in the other, hold the process that answers everybody."""
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    brought = {"model": server.name, **body, "chat_template_kwargs": {"chat_template": loops}}
+    answer = client.post(path, json=brought)
+    assert answer.status_code == 400
+    assert "chat_template" in message(answer)
+
+
+def test_a_stream_that_cannot_begin_is_refused(client: httpx.Client, server: ServerProcess):
+    """sglang's stream of a response would be cut off behind its 200."""
+    body = {"model": server.name, "input": "Alice", "max_output_tokens": 5, "metadata": {"a": 5}}
+    answer = client.post("/v1/responses", json={**body, "stream": True})
+    assert answer.status_code == 400
+    assert "metadata" in message(answer)
+
+
 def test_a_salt_is_read_whatever_its_body_is_called(client: httpx.Client):
     """FastAPI reads such a body as JSON."""
     chat = json.dumps(
