@@ -143,6 +143,18 @@ def test_a_stream_that_cannot_begin_is_refused(client: httpx.Client, server: Ser
     assert "metadata" in message(answer)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("rank", ["x", "-1", "7"])
+def test_a_header_that_names_no_rank_is_refused(
+    client: httpx.Client, server: ServerProcess, path: str, rank: str
+):
+    """sglang's messages answered 500."""
+    body = {"model": server.name, "messages": _HI, "prompt": "Alice", "input": "Alice", "max_tokens": 1}
+    answer = client.post(path, json=body, headers={"X-Data-Parallel-Rank": rank})
+    assert answer.status_code == 400, answer.text
+    assert "rank" in message(answer).lower()
+
+
 def test_a_salt_is_read_whatever_its_body_is_called(client: httpx.Client):
     """FastAPI reads such a body as JSON."""
     chat = json.dumps(

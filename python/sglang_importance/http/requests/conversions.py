@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from fastapi import HTTPException
+
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -53,14 +55,16 @@ _READING = frozenset(
 
 def _around_error(respond: Callable[..., Any], serving: Any, *args: Any, **fields: Any) -> Any:
     error = sys.exception()
-    if fields.get("status_code") != 500 or not isinstance(error, (ValueError, *UNREADABLE)):
+    is_of_client = isinstance(error, HTTPException) and error.status_code < 500  # of a header
+    if fields.get("status_code") != 500 or not (is_of_client or isinstance(error, (ValueError, *UNREADABLE))):
         return respond(serving, *args, **fields)
     frames = traceback.extract_tb(error.__traceback__)
     if importance_options(tokenizer_manager().server_args) is None or not any(
         frame.name in _READING for frame in frames
     ):
         return respond(serving, *args, **fields)
-    said = {"message": unreadable(error), "status_code": 400}
+    message = error.detail if isinstance(error, HTTPException) else unreadable(error)
+    said = {"message": message, "status_code": 400}
     if "error_type" in fields:
         return respond(serving, **said, error_type="invalid_request_error")
     return respond(serving, **said)

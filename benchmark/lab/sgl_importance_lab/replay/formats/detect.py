@@ -83,7 +83,7 @@ def detect_reader(path: Path) -> TraceReader:
 
 
 def _nearest_format(path: Path) -> str | None:
-    """The format whose fields the first line has, though not as they must be: its reader says what is wrong."""
+    """The format whose fields the first line has, if not as they must be: its reader says what is wrong."""
     if not path.is_file():
         return None
     with path.open("rb") as lines:
