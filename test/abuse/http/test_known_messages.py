@@ -21,6 +21,28 @@ def lives(server: ServerProcess) -> Iterator[None]:
     server.generate([5, 6], max_new_tokens=1)
 
 
+# ---- rules that leave no token ----
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"regex": "a", "min_new_tokens": 5},  # over behind one token, of at least five
+        {"stop_token_ids": list(range(2000)), "min_new_tokens": 3},
+        {"ebnf": "root ::= root root"},
+        {"regex": "\u4e2d+"},  # the vocabulary cannot write it
+    ],
+)
+@pytest.mark.parametrize("sampling", [{"top_p": 0.5, "top_k": 5}, {"sampling_seed": 5}, {"temperature": 0}])
+def test_rules_that_exclude_every_token_end_one_request(
+    client: httpx.Client, rules: dict[str, Any], sampling: dict[str, Any]
+):
+    """sglang draws from a softmax of nothing, and its scheduler ends with it."""
+    params = {"max_new_tokens": 8, **sampling, **rules}
+    answer = client.post("/generate", json={"input_ids": tokens(9, 40), "sampling_params": params})
+    assert answer.status_code in (200, 400), answer.text
+
+
 # ---- sessions and aborts ----
 
 
