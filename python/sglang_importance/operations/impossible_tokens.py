@@ -31,8 +31,9 @@ def _around_preprocess(
     **kwargs: Any,
 ) -> Any:
     result = preprocess(runner, output, info, *args, **kwargs)
-    if _excludes_tokens(info):
-        allow_some_token(output.next_token_logits)
+    logits = output.next_token_logits
+    if logits is not None and _excludes_tokens(info):
+        allow_some_token(logits)
     return result
 
 
