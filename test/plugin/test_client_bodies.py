@@ -80,6 +80,6 @@ def test_a_template_is_taken_from_those_whom_the_server_trusts():
         ("ChatCompletionRequest", {"messages": [USER]}),
     ):
         body = getattr(http_server, kind)(model="default", **fields, **brought)
-        with pytest.raises(BadField, match="chat_template_kwargs.*--trust-request-chat-template"):
+        with pytest.raises(BadField, match=r"chat_template_kwargs.*--trust-request-chat-template"):
             check_body(body, SERVER)
         check_body(body, replace(SERVER, trusts_templates=True))
