@@ -21,13 +21,15 @@ import httpx
 from benchmark.peers.environments import vllm_python
 from benchmark.peers.workloads import PAGE
 
+from support.config_file import config_flags
 from support.servers import ServerProcess, free_port
 
 CHUNK = 512
 AT_A_TIME = 8
 HOST_RATIO = 2  # of the host tier to the device's pool
-CONTEXT = 90 * PAGE  # whole pages: vLLM tells its pool in contexts
+CONTEXT = 8_192  # SmolLM2's
 START_SECONDS = 900.0
+OBSERVED_SECONDS = 60
 HICACHE = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO))
 OURS = ("--kv-policy", "importance")
 
@@ -37,12 +39,15 @@ class Arm:
     """One server of the comparison.
 
     Attributes:
-        tiers: "device", or "host" where KV may also lie in a host tier of ``HOST_RATIO`` pools.
+        tiers: "device", or "host" where KV may also lie in a host tier of ``HOST_RATIO`` pools, or "storage"
+            where it may lie in files too.
         flags: of sglang's, beside those of all; None where it is vLLM.
+        has_store: whether our store keeps pages in a folder, which is new for each server.
     """
 
     tiers: str
     flags: tuple[str, ...] | None
+    has_store: bool = False
 
     @property
     def learns(self) -> bool:
@@ -56,6 +61,8 @@ ARMS = {
     "ours": Arm("device", OURS),
     "stock + HiCache": Arm("host", HICACHE),
     "ours + HiCache": Arm("host", (*OURS, *HICACHE)),
+    "ours + store": Arm("storage", (*OURS, *HICACHE), has_store=True),
+    "observe": Arm("device", ("--kv-policy", "observe")),
 }
 
 
@@ -75,6 +82,17 @@ class Served:
     flags: list[str]
     learns: bool = False
     sglang: ServerProcess | None = None
+
+    def predicted(self, requests: int) -> dict[str, int]:
+        """Prompt tokens that the shadows of ``observe`` have found after so many requests; else nothing."""
+        if self.sglang is None or "observe" not in self.flags:
+            return {}
+        for _ in range(OBSERVED_SECONDS):  # shadows have a thread of their own
+            told = self.sglang.get("/kv_importance")["observe"]
+            if told["requests"] == requests:
+                return {name: told[name] for name in ("lru_hit_tokens", "importance_hit_tokens")}
+            time.sleep(1)
+        raise AssertionError(f"observe saw {told['requests']} of {requests} requests")
 
     def missed(self) -> dict[str, float]:
         """Prompt tokens that were not found, by reason; ours alone says it."""
@@ -98,9 +116,14 @@ class Served:
             self.sglang.flush_cache()
 
 
+def context(pool: int) -> int:
+    """The longest sequence, tokens. vLLM starts only where one fits, and tells its pool in such."""
+    return min(CONTEXT, pool)
+
+
 def sglang_flags(pool: int) -> tuple[str, ...]:
     return (
-        *("--max-total-tokens", str(pool), "--page-size", str(PAGE), "--context-length", str(CONTEXT)),
+        *("--max-total-tokens", str(pool), "--page-size", str(PAGE), "--context-length", str(context(pool))),
         *("--chunked-prefill-size", str(CHUNK), "--max-running-requests", str(AT_A_TIME)),
         *("--attention-backend", "torch_native"),
     )
@@ -113,17 +136,26 @@ def started(arm: Arm, model: Path, pool: int) -> AbstractContextManager[Served]:
 @contextmanager
 def sglang(arm: Arm, model: Path, pool: int) -> Iterator[Served]:
     flags = (*sglang_flags(pool), *(arm.flags or ()))
-    with ServerProcess(*flags, model=model) as server:
-        told = server.get("/server_info")
-        pool_told = int(told["max_total_num_tokens"])
-        yield Served(server.base_url, server.name, pool_told, list(flags), arm.learns, server)
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_flags(folder) if arm.has_store else ()
+        with ServerProcess(*flags, *store, model=model) as server:
+            told = server.get("/server_info")
+            pool_told = int(told["max_total_num_tokens"])
+            names = [Path(word).name if os.sep in word else word for word in (*flags, *store)]
+            yield Served(server.base_url, server.name, pool_told, names, arm.learns, server)
+
+
+def store_flags(folder: str) -> tuple[str, ...]:
+    """Reads are waited for, however slow the disk is: counts shall not hang on it."""
+    waits = config_flags(store={"fetch_timeout_ms": 60_000})
+    return ("--kv-importance-store", folder, "--hicache-storage-prefetch-policy", "wait_complete", *waits)
 
 
 @contextmanager
 def vllm(model: Path, pool: int) -> Iterator[Served]:
     port, name = free_port(), f"peer-{uuid.uuid4().hex}"
     flags = [
-        *("--dtype", "float32", "--block-size", str(PAGE), "--max-model-len", str(CONTEXT)),
+        *("--dtype", "float32", "--block-size", str(PAGE), "--max-model-len", str(context(pool))),
         *("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", str(AT_A_TIME), "--enforce-eager"),
         # One block is never given to a request.
         *("--num-gpu-blocks-override", str(pool // PAGE + 1), "--enable-prompt-tokens-details"),
