@@ -35,8 +35,9 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.peers.arms import ARMS, Served, started
+from benchmark.peers.arms import ARMS
 from benchmark.peers.environments import PLACE
+from benchmark.peers.served import Served
 from benchmark.peers.slices import first_layers
 from benchmark.peers.workloads import UNIQUE, WORKLOADS, Sent, Texts, make_workload, unique_tokens
 from benchmark.results import RESULTS, rows_so_far, write_results
@@ -181,7 +182,7 @@ def main(
         missing = [key for key in wanted if key not in known]
         size = 1 if ARMS[arm].learns else max(1, len(missing))
         for batch in (missing[at : at + size] for at in range(0, len(missing), size)):
-            with started(ARMS[arm], served_model, pools[name]) as served:
+            with ARMS[arm].started(served_model, pools[name]) as served:
                 for key in batch:
                     if len(batch) > 1:
                         served.empty()
