@@ -174,19 +174,21 @@ def main(
         write_results("peers", rows, out=out)
 
     pools = {name: int(UNIQUE[name] * share) for name in workloads.split(",")}
-    for arm, name in product(arms.split(","), pools):
+    for arm, pool in product(arms.split(","), dict.fromkeys(pools.values())):
         wanted = [
-            Key(arm, name, seed, pools[name], clients, layers)
+            Key(arm, name, seed, pool, clients, layers)
+            for name, own in pools.items()
             for seed in range(first_seed, first_seed + seeds)
+            if own == pool
         ]
         missing = [key for key in wanted if key not in known]
         size = 1 if ARMS[arm].learns else max(1, len(missing))
         for batch in (missing[at : at + size] for at in range(0, len(missing), size)):
-            with ARMS[arm].started(served_model, pools[name]) as served:
+            with ARMS[arm].started(served_model, pool) as served:
                 for key in batch:
                     if len(batch) > 1:
                         served.empty()
-                    measure(served, key, kept_workload(name, key.seed, texts))
+                    measure(served, key, kept_workload(key.workload, key.seed, texts))
 
 
 if __name__ == "__main__":

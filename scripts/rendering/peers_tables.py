@@ -91,7 +91,7 @@ def peers_counts() -> str:
 
 
 def peers_goals() -> str:
-    """Ours over each peer of the same tiers, seed by seed; and on how many seeds it computes less and more."""
+    """Ours over each peer of the same tiers, seed by seed; on how many seeds it computes less, and more."""
     lines = []
     for workload in _WORKLOADS:
         cells = []
@@ -141,6 +141,24 @@ def peers_predicted() -> str:
         lines.append([workload, str(len(seeds)), *numbers])
     header = ["LRU, predicted", "stock sglang", "importance, predicted", "ours"]
     return _table(["workload", "seeds", *header], lines)
+
+
+def peers_victims() -> str:
+    """Replayed: computed tokens over recency's; and where ours took a leaf of another age, who was right."""
+    lines = []
+    for workload in _WORKLOADS:
+        rows = [row for row in results("peers_victims")["rows"] if row["workload"] == workload]
+        ratios = [_cell([row[order] / row["lru"] for row in rows]) for order in ("ours", "foresight")]
+        judged: Counter[str] = Counter()
+        for row in rows:
+            judged.update(row["victims"])
+        pairs = [
+            " : ".join(f"{judged[f'{when}: {how}'] / 1e3:.0f}" for how in ("better", "worse"))
+            for when in ("first third", "later")
+        ]
+        lines.append([workload, *ratios, *pairs])
+    header = ["ours / recency", "foresight / recency", "first third, better : worse", "later, better : worse"]
+    return _table(["workload", *header], lines)
 
 
 def peers_equal_answers() -> str:
