@@ -11,18 +11,17 @@ from benchmark.serving.measured import table as _table
 from scripts.rendering.figures import results
 
 _Row = Mapping[str, Any]
-_OURS = {"device": "ours", "host": "ours + HiCache"}
-_PEERS = {"device": ("stock sglang", "vLLM"), "host": ("stock + HiCache",)}
-_PAIRS = [(_OURS[tiers], peer) for tiers in _OURS for peer in _PEERS[tiers]]
-_ARMS = [arm for tiers, own in _OURS.items() for arm in (*_PEERS[tiers], own)]
+_Rows = Mapping[int, _Row]
+_ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
+    "device": ("stock sglang", "vLLM", "ours"),
+    "device, host": ("stock + HiCache", "vLLM + LMCache", "ours + HiCache"),
+}
 _WORKLOADS = ("agents", "documents", "chat", "scan")
 _QUARTER = {"agents": 8_192}
 _AGENTS_GOAL, _GOAL = 0.95, 1.01
 
 
-def _rows(
-    workload: str, arm: str, pool: int | None = None, clients: int = 1, layers: int = 1
-) -> dict[int, _Row]:
+def _rows(workload: str, arm: str, pool: int | None = None, clients: int = 1, layers: int = 1) -> _Rows:
     """By seed, at a quarter of the unique tokens where no pool is named."""
     wanted = workload, arm, pool or _QUARTER.get(workload, 4_096), clients, layers
     names = "workload", "arm", "pool", "clients", "layers"
@@ -30,9 +29,9 @@ def _rows(
     return {row["seed"]: row for row in found}
 
 
-def _ratios(own: Mapping[int, _Row], beside: Sequence[Mapping[int, _Row]]) -> list[float]:
+def _ratios(own: _Rows, *beside: _Rows) -> list[float]:
     """Computed tokens over those of the best of others, for each seed that all have."""
-    seeds = [seed for seed in sorted(own) if beside and all(seed in each for each in beside)]
+    seeds = sorted(set(own).intersection(*beside))
     return [
         own[seed]["computed_tokens"] / min(each[seed]["computed_tokens"] for each in beside) for seed in seeds
     ]
@@ -47,13 +46,7 @@ def _cell(ratios: Sequence[float]) -> str:
 
 def peers_over(arm: str, peer: str, workload: str, pool: int | None = None, clients: int = 1) -> str:
     """Computed tokens over a peer's: mean of the seeds that both have, with its interval."""
-    return _cell(_ratios(_rows(workload, arm, pool, clients), [_rows(workload, peer, pool, clients)]))
-
-
-def peers_won(arm: str, peer: str, workload: str) -> str:
-    """On how many seeds an arm computes fewer tokens than a peer, and of how many."""
-    ratios = _ratios(_rows(workload, arm), [_rows(workload, peer)])
-    return f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}"
+    return _cell(_ratios(_rows(workload, arm, pool, clients), _rows(workload, peer, pool, clients)))
 
 
 def peers_missed(workload: str, arm: str = "ours") -> str:
@@ -73,74 +66,65 @@ def peers_cut() -> str:
 
 
 def peers_counts() -> str:
-    """Computed prompt tokens of every arm, thousands: mean of the seeds that all arms of a workload have."""
+    """Computed prompt tokens of every arm, thousands: mean of the seeds that the arms of a line have."""
     lines = []
-    for workload in _WORKLOADS:
-        found = {arm: rows for arm in _ARMS if (rows := _rows(workload, arm))}
-        if not found:
-            continue
-        seeds = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    for tiers, arms in _ARMS.items():
+        for workload in _WORKLOADS:
+            found = {arm: rows for arm in arms if (rows := _rows(workload, arm))}
+            seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+            if not seeds:
+                continue
+            first = next(iter(found.values()))
+            sent = [_mean(first, seeds, number) for number in ("requests", "prompt_tokens", "unique_tokens")]
+            cells = [_mean(found[arm], seeds, "computed_tokens") if arm in found else "-" for arm in arms]
+            lines.append([workload, tiers, str(len(seeds)), *sent, *cells])
+    header = ["workload", "KV in", "seeds", "requests", "prompts", "unique", "stock sglang", "vLLM", "ours"]
+    return _table(header, lines)
 
-        def mean(arm: str, number: str, found: Any = found, seeds: Any = seeds) -> str:
-            return f"{sum(found[arm][seed][number] for seed in seeds) / len(seeds) / 1e3:.1f}"
 
-        sent = [mean("stock sglang", number) for number in ("prompt_tokens", "unique_tokens")]
-        cells = [mean(arm, "computed_tokens") if arm in found else "-" for arm in _ARMS]
-        lines.append([workload, str(len(seeds)), *sent, *cells])
-    return _table(["workload", "seeds", "prompts", "unique", *_ARMS], lines)
+def _mean(rows: _Rows, seeds: Sequence[int], number: str) -> str:
+    mean = sum(rows[seed][number] for seed in seeds) / len(seeds)
+    return f"{mean:.0f}" if number == "requests" else f"{mean / 1e3:.1f}"
 
 
 def peers_goals() -> str:
-    """Ours over each peer of the same tiers, seed by seed; on how many seeds it computes less, and more."""
+    """Ours over each peer of the same tiers, seed by seed; seeds with fewer and with more; what goals say."""
     lines = []
-    for workload in _WORKLOADS:
-        cells = []
-        for own, peer in _PAIRS:
-            ratios = _ratios(_rows(workload, own), [_rows(workload, peer)])
-            less, more = sum(ratio < 1 for ratio in ratios), sum(ratio > 1 for ratio in ratios)
-            cells.append(f"{_cell(ratios)}, {less} : {more}" if len(ratios) > 1 else _cell(ratios))
-        lines.append([workload, *cells])
-    return _table(["workload", *(f"ours / {peer}" for _, peer in _PAIRS)], lines)
+    for tiers, (stock, vllm, ours) in _ARMS.items():
+        for workload in _WORKLOADS:
+            own, peers = _rows(workload, ours), [_rows(workload, stock), _rows(workload, vllm)]
+            known = [peer for peer in peers if peer]
+            if not own or not known:
+                continue
+            goal = _AGENTS_GOAL if workload == "agents" else _GOAL
+            beside = [_won(_ratios(own, peer)) if peer else "-" for peer in peers]
+            best = _ratios(own, *known)
+            lines.append([workload, tiers, *beside, _cell(best), f"{_judged(best, goal)} ({goal})"])
+    header = ["ours / stock sglang, fewer : more", "ours / vLLM, fewer : more", "ours / best of both"]
+    return _table(["workload", "KV in", *header, "goal"], lines)
 
 
-def peers_best() -> str:
-    """Ours over the best peer of the same tiers on each seed, and what the goal for it says."""
-    lines = []
-    for workload in _WORKLOADS:
-        goal = _AGENTS_GOAL if workload == "agents" else _GOAL
-        cells = []
-        for tiers, own in _OURS.items():
-            ratios = _ratios(_rows(workload, own), [_rows(workload, peer) for peer in _PEERS[tiers]])
-            cells.append(f"{_cell(ratios)}: {_judged(ratios, goal)}" if ratios else "-")
-        lines.append([workload, f"at most {goal}", *cells])
-    return _table(["workload", "goal", *(f"device {tiers}" for tiers in ("alone", "and host"))], lines)
+def _won(ratios: Sequence[float]) -> str:
+    return f"{_cell(ratios)}, {sum(ratio < 1 for ratio in ratios)} : {sum(ratio > 1 for ratio in ratios)}"
 
 
 def _judged(ratios: Sequence[float], goal: float) -> str:
+    if len(ratios) < 2:
+        return "one seed"
     _, low, high = _interval(ratios)
     return "met" if high <= goal else "missed" if low > goal else "open"
 
 
-def peers_predicted() -> str:
-    """Prompt tokens that ``observe`` said importance would compute, beside what it did compute."""
-    lines = []
-    for workload in _WORKLOADS:
-        observed, ours, stock = (_rows(workload, arm) for arm in ("observe", "ours", "stock sglang"))
-        seeds = sorted(set(observed) & set(ours) & set(stock))
-        if not seeds:
-            continue
-        sent = sum(observed[seed]["prompt_tokens"] for seed in seeds)
-        said = [
-            sent - sum(observed[seed]["predicted"][f"{name}_hit_tokens"] for seed in seeds)
-            for name in ("lru", "importance")
-        ]
-        got = [sum(rows[seed]["computed_tokens"] for seed in seeds) for rows in (stock, ours)]
-        numbers = [
-            f"{tokens / len(seeds) / 1e3:.1f}" for pair in zip(said, got, strict=True) for tokens in pair
-        ]
-        lines.append([workload, str(len(seeds)), *numbers])
-    header = ["LRU, predicted", "stock sglang", "importance, predicted", "ours"]
-    return _table(["workload", "seeds", *header], lines)
+def peers_predicted(workload: str) -> str:
+    """What ``observe`` said that importance would compute over LRU, and what ours did over stock sglang."""
+    observed, ours, stock = (_rows(workload, arm) for arm in ("observe", "ours", "stock sglang"))
+    seeds = sorted(set(observed) & set(ours) & set(stock))
+    said = []
+    for seed in seeds:
+        sent, found = observed[seed]["prompt_tokens"], observed[seed]["predicted"]
+        said.append((sent - found["importance_hit_tokens"]) / (sent - found["lru_hit_tokens"]))
+    got = [ours[seed]["computed_tokens"] / stock[seed]["computed_tokens"] for seed in seeds]
+    return f"{_cell(said)}, and {_cell(got)}"
 
 
 def peers_victims() -> str:
@@ -166,9 +150,9 @@ def peers_equal_answers() -> str:
     same = asked = 0
     for workload in _WORKLOADS:
         reference = _rows(workload, "stock sglang")
-        for arm in _ARMS:
+        for arm in (arm for arms in _ARMS.values() for arm in arms if arm != "stock sglang"):
             for seed, row in _rows(workload, arm).items():
-                if arm != "stock sglang" and seed in reference:
+                if seed in reference:
                     pairs = list(zip(row["answers"].split(), reference[seed]["answers"].split(), strict=True))
                     same += sum(one == other for one, other in pairs)
                     asked += len(pairs)
