@@ -65,6 +65,12 @@ def peers_cut() -> str:
     return f"{cut} of {sent}"
 
 
+def peers_requests(workload: str) -> str:
+    """From how few to how many requests a seed has."""
+    requests = [row["requests"] for row in _rows(workload, "stock sglang").values()]
+    return f"{min(requests)} to {max(requests)}"
+
+
 def peers_counts() -> str:
     """Computed prompt tokens of every arm, thousands: mean of the seeds that the arms of a line have."""
     lines = []
