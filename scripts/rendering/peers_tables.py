@@ -14,6 +14,7 @@ _Row = Mapping[str, Any]
 _Rows = Mapping[int, _Row]
 _ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
     "device": ("stock sglang", "vLLM", "ours"),
+    "device, before decision 36": ("stock sglang", "vLLM", "ours before decision 36"),
     "device, host": ("stock + HiCache", "vLLM + LMCache", "ours + HiCache"),
 }
 _WORKLOADS = ("agents", "documents", "chat", "scan")
@@ -77,7 +78,7 @@ def peers_counts() -> str:
     for tiers, arms in _ARMS.items():
         for workload in _WORKLOADS:
             found = {arm: rows for arm in arms if (rows := _rows(workload, arm))}
-            seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+            seeds = sorted(set.intersection(*map(set, found.values()))) if arms[-1] in found else []
             if not seeds:
                 continue
             first = next(iter(found.values()))
