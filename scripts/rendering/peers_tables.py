@@ -163,13 +163,13 @@ def peers_victims() -> str:
 
 
 def peers_equal_answers() -> str:
-    """Of requests to other servers, how many got the same text as from stock sglang."""
+    """Of requests to other servers with the same slice of the model, how many got stock sglang's text."""
     same = asked = 0
     for workload in _WORKLOADS:
         reference = _rows(workload, "stock sglang")
         for arm in (arm for arms in _ARMS.values() for arm in arms if arm != "stock sglang"):
             for seed, row in _rows(workload, arm).items():
-                if seed in reference:
+                if seed in reference and ("sessions" in row) == ("sessions" in reference[seed]):
                     pairs = list(zip(row["answers"].split(), reference[seed]["answers"].split(), strict=True))
                     same += sum(one == other for one, other in pairs)
                     asked += len(pairs)
