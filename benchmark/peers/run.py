@@ -9,7 +9,7 @@ scheduling, not on weights: they are taken on the first layers of the model (``-
 ``--layers 0``, the whole model, would give them.
 
 Ours is started anew for every row, so that it begins each without knowledge; the others, which learn
-nothing, are emptied. A pool of 4,096 tokens is a quarter of what each workload's prompts hold.
+nothing, are emptied. The pool is a share (``--share``) of the different tokens of a workload's prompts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import msgspec
@@ -33,17 +35,28 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.peers.arms import ARMS, Served, started
+from benchmark.peers.arms import ARMS
 from benchmark.peers.environments import PLACE
+from benchmark.peers.served import Served
 from benchmark.peers.slices import first_layers
-from benchmark.peers.workloads import WORKLOADS, Sent, Texts, make_workload, unique_tokens
+from benchmark.peers.workloads import UNIQUE, WORKLOADS, Sent, Texts, make_workload, unique_tokens
 from benchmark.results import RESULTS, rows_so_far, write_results
 
 from support import warm_start
 
 ANSWER_TOKENS = 2
 SECONDS = 1800.0
-KEY = ("arm", "workload", "seed", "pool", "clients", "layers")
+
+
+class Key(NamedTuple):
+    """What a row is of."""
+
+    arm: str
+    workload: str
+    seed: int
+    pool: int
+    clients: int
+    layers: int
 
 
 def kept_workload(name: str, seed: int, texts: Callable[[], Texts]) -> list[Sent]:
@@ -109,12 +122,14 @@ def send(served: Served, requests: list[Sent], clients: int, title: str) -> list
 def row_of(served: Served, requests: list[Sent], clients: int, title: str) -> dict[str, Any]:
     start = time.perf_counter()
     answers = send(served, requests, clients, title)
-    assert answers[0]["cached"] == 0, "the server was not empty"
+    assert clients > 1 or answers[0]["cached"] == 0, "the server was not empty"
     prompt = sum(len(request.ids) for request in requests)
     cached = sum(answer["cached"] for answer in answers)
     texts = (hashlib.sha256(answer["text"].encode()).hexdigest()[:6] for answer in answers)
     return {
         "requests": len(requests),
+        "sessions": len({request.session for request in requests}),
+        "cut_sessions": len({request.session for request in requests if request.is_cut}),
         "unique_tokens": unique_tokens(requests),
         "prompt_tokens": prompt,
         "computed_tokens": prompt - cached,
@@ -122,6 +137,7 @@ def row_of(served: Served, requests: list[Sent], clients: int, title: str) -> di
         "seconds": time.perf_counter() - start,
         "answers": " ".join(texts),
         "missed": served.missed(),
+        "predicted": served.predicted(len(requests)),
         "flags": " ".join(served.flags),
     }
 
@@ -133,7 +149,9 @@ def main(
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(WORKLOADS),
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 1,
-    pool: Annotated[int, typer.Option(help="Tokens of KV on the device.")] = 4096,
+    share: Annotated[
+        float, typer.Option(help="Of a workload's different tokens, that the pool holds.")
+    ] = 0.25,
     clients: Annotated[int, typer.Option(min=1, help="Requests in flight, at most.")] = 1,
     layers: Annotated[int, typer.Option(min=0, help="The first so many of the model; 0 is all.")] = 1,
     resume: Annotated[bool, typer.Option(help="Measure only what the JSON lacks.")] = False,
@@ -143,32 +161,34 @@ def main(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     served_model = first_layers(model, layers, PLACE) if layers else model.absolute()
     rows = rows_so_far(out) if resume else []
-    known = {tuple(row[name] for name in KEY) for row in rows}
+    known = {Key(*(row[name] for name in Key._fields)) for row in rows}
 
+    @cache
     def texts() -> Texts:
         return Texts(data, tokenizer)
 
-    def measure(served: Served, key: tuple[Any, ...], requests: list[Sent]) -> None:
-        assert served.pool == pool, f"{key[0]} has a pool of {served.pool} tokens, not {pool}"
-        named = dict(zip(KEY, key, strict=True))
-        title = f"{key[0]} {key[1]} {key[2]}"
-        rows.append({**named, **row_of(served, requests, clients, title)})
+    def measure(served: Served, key: Key, requests: list[Sent]) -> None:
+        assert served.pool == key.pool, f"{key.arm} has a pool of {served.pool} tokens, not {key.pool}"
+        title = f"{key.arm} {key.workload} {key.seed}"
+        rows.append({**key._asdict(), **row_of(served, requests, clients, title)})
         write_results("peers", rows, out=out)
 
-    for arm in arms.split(","):
+    pools = {name: int(UNIQUE[name] * share) for name in workloads.split(",")}
+    for arm, pool in product(arms.split(","), dict.fromkeys(pools.values())):
         wanted = [
-            (arm, name, seed, pool, clients, layers)
+            Key(arm, name, seed, pool, clients, layers)
+            for name, own in pools.items()
             for seed in range(first_seed, first_seed + seeds)
-            for name in workloads.split(",")
+            if own == pool
         ]
         missing = [key for key in wanted if key not in known]
         size = 1 if ARMS[arm].learns else max(1, len(missing))
         for batch in (missing[at : at + size] for at in range(0, len(missing), size)):
-            with started(ARMS[arm], served_model, pool) as served:
+            with ARMS[arm].started(served_model, pool) as served:
                 for key in batch:
                     if len(batch) > 1:
                         served.empty()
-                    measure(served, key, kept_workload(key[1], key[2], texts))
+                    measure(served, key, kept_workload(key.workload, key.seed, texts))
 
 
 if __name__ == "__main__":

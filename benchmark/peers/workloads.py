@@ -1,11 +1,12 @@
 """What is sent: token ids of real text, in one order for every server.
 
-``agents`` are recorded coding agents (miniswe, and taubench between them), whose prompts grow turn by turn;
-a session is cut at the turn that would pass ``LONGEST`` tokens. ``documents`` are windows of recorded text,
-asked about by popularity (Zipf). ``chat`` are recorded dialogues behind one instruction. ``scan`` asks about
-three documents while prompts pass by that nobody sends again. ``mix`` draws from all four.
+``agents`` are recorded coding agents and customer service in turn, whose prompts grow turn by turn; a session
+is cut at the turn that would pass ``LONGEST`` tokens. ``documents`` are windows of recorded text, asked about
+by popularity (Zipf). ``chat`` are recorded dialogues behind one instruction. ``scan`` asks about three
+documents while prompts pass by that nobody sends again. ``mix`` draws from all four.
 
 Each is made until its prompts hold ``UNIQUE`` different tokens (pages, counted from the first token on).
+Twice as many of ``agents`` took 95 s a server and seed on two shared cores: too long for ten seeds.
 """
 
 from __future__ import annotations
@@ -14,31 +15,36 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, count, islice
 from pathlib import Path
 from random import Random
 
 from tokenizers import Tokenizer
 
+from benchmark.peers.recorded import Cut, Ids, Session, coding, cut, service
 from sgl_importance_lab.workload.popularity import Zipf
 
 PAGE = 32
-UNIQUE = 16_384
-LONGEST = 2_800
-AGENTS_ALIVE, AGENT_TURNS = 4, 8
-CHATS_ALIVE, INSTRUCTION_TOKENS = 12, 192
+UNIQUE = {"agents": 32_768, "documents": 16_384, "chat": 16_384, "scan": 16_384, "mix": 32_768}
+LONGEST = 8_000
+AGENTS_ALIVE = 4
+CHATS_ALIVE, INSTRUCTION_TOKENS, CHAT_LONGEST = 12, 192, 2_800
 DOCUMENT_TOKENS, QUESTION_TOKENS, ONE_OFF_TOKENS = 1_024, 80, 640
 HOT, ONE_OFF_SHARE = 3, 0.6
-
-Ids = list[int]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One request: requests of a session are sent one behind the other."""
+    """One request: requests of a session are sent one behind the other.
+
+    Attributes:
+        is_cut: whether the recording of its session goes on where the session here ends.
+    """
 
     session: int
     ids: Ids
+    is_cut: bool = False
 
 
 def unique_tokens(requests: Sequence[Sent]) -> int:
@@ -56,31 +62,24 @@ class Texts:
     def __init__(self, data: Path, tokenizer: Tokenizer) -> None:
         self._data = data
         self._tokenizer = tokenizer
+        # Tokenising takes a while, and every seed asks for the same.
+        self.sessions = cache(self._sessions)
+        self.running_text = cache(self._running_text)
+        self.dialogues = cache(self._dialogues)
 
     def _ids(self, text: str) -> Ids:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def sessions(self, kind: str) -> list[list[Ids]]:
-        """Growing prompts of recorded agents, each session cut at a turn."""
-        found = []
-        for file in sorted((self._data / "agents" / kind).glob("*.jsonl")):
-            rows = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["timestamp"])
-            prompts = []
-            for row in rows[:AGENT_TURNS]:
-                if len(row["input"]) > 8 * LONGEST or len(ids := self._ids(row["input"])) > LONGEST:
-                    break
-                prompts.append(ids)
-            if len(prompts) > 1:
-                found.append(prompts)
-        return found
+    def _sessions(self, recorded: Callable[[Path, Tokenizer], Iterator[Session]]) -> list[Cut]:
+        return [cut(session, LONGEST) for session in recorded(self._data, self._tokenizer)]
 
-    def running_text(self) -> Ids:
+    def _running_text(self) -> Ids:
         """Recorded agents' longest prompts, one behind the other."""
         files = sorted((self._data / "agents" / "miniswe").glob("*.jsonl"))
         last = (json.loads(file.read_text().splitlines()[-1])["input"][:60_000] for file in files)
         return list(chain.from_iterable(map(self._ids, last)))
 
-    def dialogues(self) -> list[list[Ids]]:
+    def _dialogues(self) -> list[list[Ids]]:
         """Turns of recorded dialogues: what the user says, and what was answered."""
         lines = (self._data / "prompts" / "mtbench101.jsonl").read_text().splitlines()
         histories = (json.loads(line)["history"] for line in lines)
@@ -109,24 +108,25 @@ def in_turns(sessions: Iterator[list[Ids]], alive: int, rng: Random) -> Iterator
 
 
 def agents(texts: Texts, rng: Random) -> Iterator[Sent]:
-    long, short = texts.sessions("miniswe"), texts.sessions("taubench")
-    rng.shuffle(long)
-    rng.shuffle(short)
-    mixed = [session for pair in zip(long, short, strict=False) for session in pair]
-    return in_turns(iter(mixed + long[len(short) :]), AGENTS_ALIVE, rng)
+    kinds = [texts.sessions(recorded) for recorded in (coding, service)]
+    shuffled = [rng.sample(sessions, len(sessions)) for sessions in kinds]
+    mixed = [session for pair in zip(*shuffled, strict=False) for session in pair]
+    for request in in_turns((each.prompts for each in mixed), AGENTS_ALIVE, rng):
+        is_cut = mixed[request.session].left_out > 0  # sessions are numbered as they begin
+        yield Sent(request.session, request.ids, is_cut)
 
 
 def chat(texts: Texts, rng: Random) -> Iterator[Sent]:
     instruction = texts.running_text()[:INSTRUCTION_TOKENS]
-    dialogues = texts.dialogues()
-    rng.shuffle(dialogues)
+    recorded = texts.dialogues()
+    dialogues = rng.sample(recorded, len(recorded))
 
     def grown() -> Iterator[list[Ids]]:
         for dialogue in dialogues:
             prompts = [
                 [*instruction, *chain.from_iterable(dialogue[: turn + 1])] for turn in range(len(dialogue))
             ]
-            yield [prompt for prompt in prompts if len(prompt) <= LONGEST]
+            yield [prompt for prompt in prompts if len(prompt) <= CHAT_LONGEST]
 
     return in_turns(grown(), CHATS_ALIVE, rng)
 
@@ -141,7 +141,7 @@ def windows(text: Ids, tokens: int, rng: Random) -> Iterator[Ids]:
 def documents(texts: Texts, rng: Random) -> Iterator[Sent]:
     text = texts.running_text()
     cut = len(text) // 2
-    shelf = list(windows(text[:cut], DOCUMENT_TOKENS, rng))[: UNIQUE * 3 // 4 // DOCUMENT_TOKENS]
+    shelf = list(windows(text[:cut], DOCUMENT_TOKENS, rng))[: UNIQUE["documents"] * 3 // 4 // DOCUMENT_TOKENS]
     popularity = Zipf(len(shelf), 1.0)
     for number, question in enumerate(windows(text[cut:], QUESTION_TOKENS, rng)):
         yield Sent(number, [*shelf[popularity.draw(rng)], *question])
@@ -167,7 +167,7 @@ def mix(texts: Texts, rng: Random) -> Iterator[Sent]:
         kind = rng.randrange(len(kinds))
         if (request := next(kinds[kind], None)) is None:
             return
-        yield Sent(len(kinds) * request.session + kind, request.ids)
+        yield Sent(len(kinds) * request.session + kind, request.ids, request.is_cut)
 
 
 WORKLOADS: dict[str, Callable[[Texts, Random], Iterator[Sent]]] = {
@@ -176,13 +176,13 @@ WORKLOADS: dict[str, Callable[[Texts, Random], Iterator[Sent]]] = {
 
 
 def make_workload(name: str, texts: Texts, seed: int) -> list[Sent]:
-    """Requests of that kind and seed, until they hold ``UNIQUE`` different tokens, or there are no more."""
+    """Requests of that kind and seed, until they hold so many different tokens, or there are no more."""
     requests: list[Sent] = []
     pages: set[int] = set()
     for request in WORKLOADS[name](texts, Random(f"{name}/{seed}")):
         requests.append(request)
         ids = tuple(request.ids)
         pages.update(hash(ids[:end]) for end in range(PAGE, len(ids) + 1, PAGE))
-        if PAGE * len(pages) >= UNIQUE:
+        if PAGE * len(pages) >= UNIQUE[name]:
             break
     return requests

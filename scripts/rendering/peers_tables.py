@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,23 +11,30 @@ from benchmark.serving.measured import table as _table
 from scripts.rendering.figures import results
 
 _Row = Mapping[str, Any]
-_OURS = {"device": "ours", "host": "ours + HiCache"}
-_PEERS = {"device": ("stock sglang", "vLLM"), "host": ("stock + HiCache",)}
+_Rows = Mapping[int, _Row]
+_ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
+    "device": ("stock sglang", "vLLM", "ours"),
+    "device, before decision 36": ("stock sglang", "vLLM", "ours before decision 36"),
+    "device, host": ("stock + HiCache", "vLLM + LMCache", "ours + HiCache"),
+}
 _WORKLOADS = ("agents", "documents", "chat", "scan")
+_QUARTER = {"agents": 8_192}
+_AGENTS_GOAL, _GOAL = 0.95, 1.01
 
 
-def _rows(workload: str, arm: str) -> dict[int, _Row]:
-    """By seed."""
-    found = (row for row in results("peers")["rows"] if (row["workload"], row["arm"]) == (workload, arm))
+def _rows(workload: str, arm: str, pool: int | None = None, clients: int = 1, layers: int = 1) -> _Rows:
+    """By seed, at a quarter of the unique tokens where no pool is named."""
+    wanted = workload, arm, pool or _QUARTER.get(workload, 4_096), clients, layers
+    names = "workload", "arm", "pool", "clients", "layers"
+    found = (row for row in results("peers")["rows"] if tuple(row[name] for name in names) == wanted)
     return {row["seed"]: row for row in found}
 
 
-def _ratios(workload: str, arm: str, beside: Sequence[str]) -> list[float]:
+def _ratios(own: _Rows, *beside: _Rows) -> list[float]:
     """Computed tokens over those of the best of others, for each seed that all have."""
-    own, others = _rows(workload, arm), [_rows(workload, each) for each in beside]
-    seeds = [seed for seed in own if others and all(seed in each for each in others)]
+    seeds = sorted(set(own).intersection(*beside))
     return [
-        own[seed]["computed_tokens"] / min(each[seed]["computed_tokens"] for each in others) for seed in seeds
+        own[seed]["computed_tokens"] / min(each[seed]["computed_tokens"] for each in beside) for seed in seeds
     ]
 
 
@@ -37,53 +45,131 @@ def _cell(ratios: Sequence[float]) -> str:
     return f"{mean:.2f} ({low:.2f} to {high:.2f})" if len(ratios) > 1 else f"{mean:.2f}"
 
 
-def peers_over(arm: str, peer: str, workload: str) -> str:
+def peers_over(arm: str, peer: str, workload: str, pool: int | None = None, clients: int = 1) -> str:
     """Computed tokens over a peer's: mean of the seeds that both have, with its interval."""
-    return _cell(_ratios(workload, arm, [peer]))
+    return _cell(_ratios(_rows(workload, arm, pool, clients), _rows(workload, peer, pool, clients)))
 
 
-def peers_missed(workload: str) -> str:
-    """Why ours did not find what it computed, commonest first, as shares; the last seed that says it."""
-    told = [row["missed"] for row in _rows(workload, "ours").values() if row.get("missed")]
-    reasons = sorted(told[-1].items(), key=lambda reason: -reason[1])
-    total = sum(told[-1].values())
-    return ", ".join(f"{name.replace('_', ' ')} {value / total:.0%}" for name, value in reasons[:4])
+def peers_missed(workload: str, arm: str = "ours") -> str:
+    """Why ours did not find what it computed, commonest first, as shares of all seeds together."""
+    found: Counter[str] = Counter()
+    for row in _rows(workload, arm).values():
+        found.update(row["missed"])
+    shares = [(name.replace("_", " "), tokens / found.total()) for name, tokens in found.most_common(4)]
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares)
+
+
+def peers_cut() -> str:
+    """Sessions of agents that were cut because the next prompt would be too long, of those that were sent."""
+    rows = _rows("agents", "stock sglang").values()
+    cut, sent = (sum(row[name] for row in rows) for name in ("cut_sessions", "sessions"))
+    return f"{cut} of {sent}"
+
+
+def peers_requests(workload: str) -> str:
+    """From how few to how many requests a seed has."""
+    requests = [row["requests"] for row in _rows(workload, "stock sglang").values()]
+    return f"{min(requests)} to {max(requests)}"
 
 
 def peers_counts() -> str:
-    """Computed prompt tokens of every arm, thousands: mean of the seeds that all arms of a workload have."""
-    arms = [arm for tiers, own in _OURS.items() for arm in (*_PEERS[tiers], own)]
+    """Computed prompt tokens of every arm, thousands: mean of the seeds that the arms of a line have."""
     lines = []
-    for workload in _WORKLOADS:
-        found = {arm: rows for arm in arms if (rows := _rows(workload, arm))}
-        seeds = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    for tiers, arms in _ARMS.items():
+        for workload in _WORKLOADS:
+            found = {arm: rows for arm in arms if (rows := _rows(workload, arm))}
+            seeds = sorted(set.intersection(*map(set, found.values()))) if arms[-1] in found else []
+            if not seeds:
+                continue
+            first = next(iter(found.values()))
+            sent = [_mean(first, seeds, number) for number in ("requests", "prompt_tokens", "unique_tokens")]
+            cells = [_mean(found[arm], seeds, "computed_tokens") if arm in found else "-" for arm in arms]
+            lines.append([workload, tiers, str(len(seeds)), *sent, *cells])
+    header = ["workload", "KV in", "seeds", "requests", "prompts", "unique", "stock sglang", "vLLM", "ours"]
+    return _table(header, lines)
 
-        def mean(arm: str, number: str, found: Any = found, seeds: Any = seeds) -> str:
-            return f"{sum(found[arm][seed][number] for seed in seeds) / len(seeds) / 1e3:.1f}"
 
-        sent = [mean("ours", number) for number in ("prompt_tokens", "unique_tokens")]
-        cells = [mean(arm, "computed_tokens") if arm in found else "-" for arm in arms]
-        lines.append([workload, str(len(seeds)), *sent, *cells])
-    return _table(["workload", "seeds", "prompts", "unique", *arms], lines)
+def _mean(rows: _Rows, seeds: Sequence[int], number: str) -> str:
+    mean = sum(rows[seed][number] for seed in seeds) / len(seeds)
+    return f"{mean:.0f}" if number == "requests" else f"{mean / 1e3:.1f}"
 
 
 def peers_goals() -> str:
-    """Ours over each peer of the same tiers, seed by seed."""
+    """Ours over each peer of the same tiers, seed by seed; seeds with fewer and with more; what goals say."""
+    lines = []
+    for tiers, (stock, vllm, ours) in _ARMS.items():
+        for workload in _WORKLOADS:
+            own, peers = _rows(workload, ours), [_rows(workload, stock), _rows(workload, vllm)]
+            known = [peer for peer in peers if peer]
+            if not own or not known:
+                continue
+            goal = _AGENTS_GOAL if workload == "agents" else _GOAL
+            beside = [_won(_ratios(own, peer)) if peer else "-" for peer in peers]
+            best = _ratios(own, *known)
+            lines.append([workload, tiers, *beside, _cell(best), f"{_judged(best, goal)} ({goal})"])
+    header = ["ours / stock sglang, fewer : more", "ours / vLLM, fewer : more", "ours / best of both"]
+    return _table(["workload", "KV in", *header, "goal"], lines)
+
+
+def _won(ratios: Sequence[float]) -> str:
+    return f"{_cell(ratios)}, {sum(ratio < 1 for ratio in ratios)} : {sum(ratio > 1 for ratio in ratios)}"
+
+
+def _judged(ratios: Sequence[float], goal: float) -> str:
+    if len(ratios) < 2:
+        return "one seed"
+    _, low, high = _interval(ratios)
+    return "met" if high <= goal else "missed" if low > goal else "open"
+
+
+def peers_predicted(workload: str) -> str:
+    """What ``observe`` said that importance would compute over LRU, and what ours did over stock sglang."""
+    observed, ours, stock = (_rows(workload, arm) for arm in ("observe", "ours", "stock sglang"))
+    seeds = sorted(set(observed) & set(ours) & set(stock))
+    said = []
+    for seed in seeds:
+        sent, found = observed[seed]["prompt_tokens"], observed[seed]["predicted"]
+        said.append((sent - found["importance_hit_tokens"]) / (sent - found["lru_hit_tokens"]))
+    got = [ours[seed]["computed_tokens"] / stock[seed]["computed_tokens"] for seed in seeds]
+    return f"{_cell(said)}, and {_cell(got)}"
+
+
+def peers_shadows() -> str:
+    """What shadow caches compute over what the server did, stock's recency and ours, where both are known."""
+    shadows = {(row["workload"], row["seed"]): row for row in results("peers_victims")["rows"]}
+    found = []
+    for order, arm in (("lru", "stock sglang"), ("ours", "ours")):
+        rows = {(name, seed): row for name in _WORKLOADS for seed, row in _rows(name, arm).items()}
+        found.append([shadows[key][order] / row["computed_tokens"] for key, row in rows.items()])
+    return " and ".join(f"{min(ratios):.3f} to {max(ratios):.3f}" for ratios in found)
+
+
+def peers_victims() -> str:
+    """Replayed: computed tokens over recency's; and where ours took a leaf of another age, who was right."""
     lines = []
     for workload in _WORKLOADS:
-        pairs = [(tiers, peer) for tiers in _OURS for peer in _PEERS[tiers]]
-        lines.append([workload, *(_cell(_ratios(workload, _OURS[tiers], [peer])) for tiers, peer in pairs)])
-    return _table(["workload", *(f"ours / {peer}" for tiers in _OURS for peer in _PEERS[tiers])], lines)
+        rows = [row for row in results("peers_victims")["rows"] if row["workload"] == workload]
+        ratios = [_cell([row[order] / row["lru"] for row in rows]) for order in ("ours", "foresight")]
+        judged: Counter[str] = Counter()
+        for row in rows:
+            judged.update(row["victims"])
+        pairs = [
+            " : ".join(f"{judged[f'{when}: {how}'] / 1e3:.0f}" for how in ("better", "worse"))
+            for when in ("first third", "later")
+        ]
+        lines.append([workload, *ratios, *pairs])
+    header = ["ours / recency", "foresight / recency", "first third, better : worse", "later, better : worse"]
+    return _table(["workload", *header], lines)
 
 
 def peers_equal_answers() -> str:
-    """Of requests to two servers, how many got the same text as from stock sglang."""
+    """Of requests to other servers with the same slice of the model, how many got stock sglang's text."""
     same = asked = 0
     for workload in _WORKLOADS:
         reference = _rows(workload, "stock sglang")
-        for arm in ("vLLM", "ours", "ours + HiCache", "stock + HiCache"):
+        for arm in (arm for arms in _ARMS.values() for arm in arms if arm != "stock sglang"):
             for seed, row in _rows(workload, arm).items():
-                if seed in reference:
+                if seed in reference and ("sessions" in row) == ("sessions" in reference[seed]):
                     pairs = list(zip(row["answers"].split(), reference[seed]["answers"].split(), strict=True))
                     same += sum(one == other for one, other in pairs)
                     asked += len(pairs)

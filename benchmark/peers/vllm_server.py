@@ -1,0 +1,136 @@
+"""vLLM, alone or with LMCache's server beside it, as one of the servers that are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from benchmark.peers.environments import lmcache_python, vllm_python
+from benchmark.peers.served import AT_A_TIME, CHUNK, HOST_RATIO, Served, context
+from benchmark.peers.workloads import PAGE
+
+from support.servers import free_port
+
+START_SECONDS = 900.0
+ENV = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # its route that empties the cache
+    "VLLM_NO_USAGE_STATS": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Vllm(Served):
+    """One of these servers.
+
+    Attributes:
+        lmcache_url: of LMCache's own routes, where there is one.
+    """
+
+    lmcache_url: str | None
+
+    def empty(self) -> None:
+        httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status()
+        if self.lmcache_url is not None:
+            httpx.post(f"{self.lmcache_url}/cache/clear", timeout=60).raise_for_status()
+
+
+@contextmanager
+def vllm(model: Path, pool: int, *, has_lmcache: bool) -> Iterator[Vllm]:
+    port, name = free_port(), f"peer-{uuid.uuid4().hex}"
+    flags = [
+        *("--dtype", "float32", "--block-size", str(PAGE), "--max-model-len", str(context(pool))),
+        *("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", str(AT_A_TIME), "--enforce-eager"),
+        # One block is never given to a request.
+        *("--num-gpu-blocks-override", str(pool // PAGE + 1), "--enable-prompt-tokens-details"),
+    ]
+    with ExitStack() as stack:
+        lmcache_url, shown = None, flags
+        python = vllm_python()
+        if has_lmcache:
+            python = lmcache_python()
+            lmcache_port, lmcache_url, lmcache_flags = stack.enter_context(lmcache(python, model, pool))
+            told = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": lmcache_port}
+            connector = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}
+            connector |= {"kv_connector_extra_config": told}
+            shown = [*flags, "--kv-transfer-config", connector["kv_connector"], *lmcache_flags]
+            flags = [*flags, "--kv-transfer-config", json.dumps(connector)]
+        words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
+        url = f"http://127.0.0.1:{port}"
+        log = stack.enter_context(running(words, f"{url}/health"))
+        models = httpx.get(f"{url}/v1/models", timeout=60).json()
+        assert models["data"][0]["id"] == name, "another server answers on this port"
+        tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
+        assert tokens is not None, "vLLM does not say how large its pool is"
+        yield Vllm(url, name, int(tokens[1].replace(",", "")) - PAGE, shown, lmcache_url)
+
+
+@contextmanager
+def lmcache(python: Path, model: Path, pool: int) -> Iterator[tuple[int, str, list[str]]]:
+    """LMCache's server, to which vLLM copies by itself: that works without a GPU; port, routes and flags."""
+    port, routes = free_port(), free_port()
+    gib = HOST_RATIO * pool * token_bytes(json.loads((model / "config.json").read_text())) / 2**30
+    flags = ["--l1-size-gb", str(gib), "--no-l1-use-lazy", "--eviction-policy", "LRU"]
+    flags += ["--supported-transfer-mode", "engine_driven", "--chunk-size", str(PAGE)]
+    words = [str(python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--http-host", "127.0.0.1", "--http-port", str(routes)]
+    words += ["--prometheus-port", str(free_port()), *flags]
+    url = f"http://127.0.0.1:{routes}"
+    with running(words, f"{url}/healthcheck"):
+        yield port, url, flags
+
+
+def token_bytes(config: Mapping[str, int]) -> int:
+    """KV of one token in float32."""
+    return 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+
+
+@contextmanager
+def running(words: Sequence[str], health: str) -> Iterator[Path]:
+    """A process that answers at ``health``, ended with its family; its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                words, env={**os.environ, **ENV}, stdout=stream, stderr=stream, start_new_session=True
+            )
+        try:
+            wait(process, health, log)
+            yield log
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with {process.returncode}\n{log.read_text()[-4000:]}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(health, timeout=10).status_code == 200:
+                return
+        time.sleep(1)
+    raise RuntimeError(f"it was not ready after {START_SECONDS:.0f} s\n{log.read_text()[-4000:]}")
