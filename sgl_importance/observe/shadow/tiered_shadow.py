@@ -26,6 +26,12 @@ class HostWrites(StrEnum):
     WRITE_BACK = "write_back"
     """When the device gives a node up."""
 
+    @classmethod
+    def of(cls, flag: str | None) -> HostWrites:
+        """By sglang's flag; its ``write_through_selective`` copies what a request computed, too, when the
+        request ends."""
+        return cls.WRITE_BACK if flag == cls.WRITE_BACK else cls.WRITE_THROUGH
+
 
 class TieredShadowCache(ShadowCache):
     """Device and host.

@@ -70,7 +70,7 @@ class Pair:
 
 
 @both_kinds_and_writes
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(drawn=branches, room=st.integers(0, 8), chunk_pages=st.none() | st.integers(1, 3))
 def test_a_shadow_finds_what_the_real_tree_finds(
     kind: str, writes: HostWrites, drawn: list, room: int, chunk_pages: int | None
@@ -83,7 +83,7 @@ def test_a_shadow_finds_what_the_real_tree_finds(
 
 @both_kinds_and_writes
 def test_also_over_a_long_history(kind: str, writes: HostWrites) -> None:
-    recording = make_recording(drawn_requests(3, 250))
+    recording = make_recording(drawn_requests(3, 120))
     pair = Pair(kind, writes, smallest_capacity(recording) + 8, chunk_pages=2)
     of_real, of_shadow = pair.serve(recording)
     assert of_shadow == of_real
