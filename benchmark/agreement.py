@@ -47,7 +47,8 @@ POLICIES = {"lru": "observe", IMPORTANCE: "importance"}
 DEVICE = "device"
 CASES = [
     *product(("agents-4x", "documents"), POLICIES, (DEVICE,), (1, 8)),
-    *product(("agents-4x", "documents"), POLICIES, ("write_through", "write_back"), (1, 8)),
+    *product(("agents-4x",), POLICIES, ("write_through", "write_back"), (1, 8)),
+    *product(("documents",), POLICIES, ("write_through", "write_back"), (1,)),
 ]
 
 
