@@ -23,6 +23,7 @@ import numpy as np
 
 from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray, bucket_widths
 from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_COUNTED_LEVELS, VISIT_STARTS
+from sgl_importance.reuse.shrinkage import falling_trend, shrink
 from sgl_importance_kernels.jit import njit
 
 
@@ -52,6 +53,8 @@ class Priors(NamedTuple):
             Poisson process whose rate is known from no more than these visits (gamma posterior): one that
             stays away is believed to visit less and less often.
         gap_strength: intervals that ``gap_hazards`` are worth, per bucket.
+        is_shrunk: whether what chance explains is taken out (``reuse.shrinkage``). Turns gain by it while
+            there are few; classes of nodes lose (docs/evidence/eviction.md).
     """
 
     hazard: float
@@ -61,6 +64,7 @@ class Priors(NamedTuple):
     class_strength: float
     gap_hazards: FloatArray
     gap_strength: float
+    is_shrunk: bool
 
 
 PRIORS = Priors(
@@ -71,6 +75,7 @@ PRIORS = Priors(
     class_strength=0.5,
     gap_hazards=_gap_hazards(),
     gap_strength=1.0,
+    is_shrunk=False,
 )
 _LESS = 1.0 - 1e-9
 """Clearly less, whatever was rounded."""
@@ -91,7 +96,7 @@ def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Pri
     Returns:
         P(visit in the bucket | not before), float64 [classes, buckets], in (0, 1].
     """
-    hazard: FloatArray = _hazards(hits, reached, levels, priors)
+    hazard: FloatArray = _hazards(hits, reached, levels, priors, bucket_widths(hits.shape[1]))
     return hazard
 
 
@@ -111,19 +116,23 @@ def retention_index(hazard: FloatArray) -> FloatArray:
     return index
 
 
-@njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS))
-def _hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors) -> FloatArray:
+@njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS, _VECTOR))
+def _hazards(
+    hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors, widths: FloatArray
+) -> FloatArray:
     num_classes, num_buckets = hits.shape
     num_counted = len(priors.level_ratios)
-    pooled = np.empty(num_buckets)
+    pooled, all_hits, all_reached = np.empty(num_buckets), np.zeros(num_buckets), np.zeros(num_buckets)
     for bucket in range(num_buckets):
-        all_hits = all_reached = 0.0
         for row in range(num_classes):
-            all_hits += hits[row, bucket]
-            all_reached += reached[row, bucket]
-        pooled[bucket] = (all_hits + priors.hazard_strength * priors.hazard) / (
-            all_reached + priors.hazard_strength
+            all_hits[bucket] += hits[row, bucket]
+            all_reached[bucket] += reached[row, bucket]
+        pooled[bucket] = (all_hits[bucket] + priors.hazard_strength * priors.hazard) / (
+            all_reached[bucket] + priors.hazard_strength
         )
+    if priors.is_shrunk:
+        trend = falling_trend(pooled, all_reached + priors.hazard_strength, widths)
+        shrink(pooled, trend, all_hits, all_reached)
     observed, expected = np.zeros(num_classes), np.zeros(num_classes)
     level_observed, level_expected = np.zeros(num_counted), np.zeros(num_counted)
     for row in range(num_classes):
@@ -152,6 +161,8 @@ def _hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Pr
             posterior[row, bucket] = min(
                 (hits[row, bucket] + prior[bucket]) / (reached[row, bucket] + strength), 1.0
             )
+        if priors.is_shrunk:
+            shrink(posterior[row], np.minimum(prior / strength, 1.0), hits[row], reached[row])
     return posterior
 
 

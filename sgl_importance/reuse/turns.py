@@ -243,7 +243,7 @@ class TurnEstimator:
             # Turns with one end share a prior: people and tools return after times of quite another shape.
             by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_TURN_BUCKETS)
             levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
-            priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
+            priors = PRIORS._replace(class_strength=CLASS_STRENGTH, is_shrunk=True)
             ends = zip(*(counts.reshape(by_end) for counts in self._evidence), strict=True)
             self._hazards = np.concatenate([hazards(hits, reached, levels, priors) for hits, reached in ends])
         return self._hazards
