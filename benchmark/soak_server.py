@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from growth import known, slope
 
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.metrics_table import PREFIX
@@ -185,7 +186,6 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
 
     Under ``default``, stock sglang, only its memory is looked at: what of the growth is not ours.
     """
-    from soak import known, slope
 
     is_ours = policy != "default"
     with ServerProcess("--kv-policy", policy, *FLAGS, model=checkpoint_path()) as server:

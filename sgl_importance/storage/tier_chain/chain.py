@@ -1,13 +1,11 @@
 """A chain of tiers as one place for pages: reads from wherever a page is, and moves it as the placement says.
 
-Whatever changes a place is done by one thread at a time. Readers ask for no lock: a page that was moved
-while they looked is looked for again.
+Whatever changes a place is done by one thread at a time. Readers (``chain_reader``) ask for no lock.
 """
 
 from __future__ import annotations
 
 import errno
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,26 +13,26 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, NamedTuple
 
-from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss, page_digest
+from sgl_importance.storage.page_record import PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
+from sgl_importance.storage.tier_chain.chain_reader import LOOKS, ChainReader
 from sgl_importance.storage.tier_chain.costs import fetch_seconds
 from sgl_importance.storage.tier_chain.found_pages import FoundPage, by_sequence
-from sgl_importance.storage.tier_chain.kinds.tier import Scratch
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
     PageName,
-    check_record,
     make_record,
     record_bytes,
 )
 from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
-from sgl_importance.storage.tier_chain.page_mover import PageMover, Point, set_damaged_aside
+from sgl_importance.storage.tier_chain.page_mover import PageMover, Point
 from sgl_importance.storage.tier_chain.page_numbers import PageNumbers
 from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import Ranking, ReuseRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_health import TierHealth
+from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
 
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""
@@ -42,8 +40,6 @@ HOLD_SECONDS = 1.0
 """For which a promotion keeps others from changing places, or for as long as one page takes."""
 GIVE_WAY_SECONDS = 0.001
 """Between two such times; a lock goes to whoever asks first, not to whoever waits."""
-LOOKS = 3
-"""For a page that others move meanwhile, and for a way to make room."""
 
 
 class SequenceVisit(NamedTuple):
@@ -94,10 +90,8 @@ class TierChain:
         self._held: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._changing_since: float | None = None
-        self._scratch = Scratch(record_bytes(page_bytes))
-        self._faults: queue.SimpleQueue[tuple[int, PageName | None]] = queue.SimpleQueue()
         self._placement = Placement(
-            [member.pages for member in members],
+            TierRooms([member.pages for member in members]),
             fetch_seconds([member.cost for member in members], page_bytes, recompute=recompute_seconds),
             ranking,
             page_bytes=page_bytes,
@@ -116,6 +110,9 @@ class TierChain:
             page_bytes=page_bytes,
             at=at,
         )
+        self._reader = ChainReader(
+            members, self._level_of, counters, record_bytes=record_bytes(page_bytes), clock=clock
+        )
         self._restore(range(len(members)))
 
     def close(self) -> None:
@@ -131,51 +128,10 @@ class TierChain:
         return max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
-        now = self._clock()
-        hung = {level for level, member in enumerate(self.members) if member.hangs(now)}
-        for present, key in enumerate(keys):
-            level = self._level_of(PageName(identity, page_digest(key)))
-            if level is None or level in hung:
-                return present
-        return len(keys)
+        return self._reader.count_present(identity, keys)
 
     def read_run(self, identity: bytes, keys: Sequence[str], stage: Callable[[], Page]) -> Iterator[Page]:
-        for key in keys:
-            body = stage()
-            self._read(PageName(identity, page_digest(key)), body)
-            yield body
-
-    def _read(self, name: PageName, body: Page) -> None:
-        record = self._scratch.record
-        for _ in range(LOOKS):
-            level = self._level_of(name)
-            if level is None:
-                break
-            member = self.members[level]
-            now = self._clock()
-            if member.hangs(now):
-                raise PageMiss(MissReason.TIMEOUT)
-            try:
-                with member.reading(now):
-                    member.tier.get(name, record)
-            except FileNotFoundError:
-                if self._level_of(name) == level:
-                    self._faults.put((level, name))
-                    break
-                continue
-            except OSError as error:
-                self._faults.put((level, None))
-                raise PageMiss(MissReason.IO) from error
-            try:
-                body[:] = check_record(record, name)
-            except PageDamaged as damaged:
-                set_damaged_aside(member, name, damaged, self.counters)
-                self._faults.put((level, name))
-                raise
-            member.failures = 0
-            self.counters.add("hit_pages", member.name)
-            return
-        raise PageMiss(MissReason.ABSENT)
+        return self._reader.read_run(identity, keys, stage)
 
     # ---- writing ----
 
@@ -220,7 +176,7 @@ class TierChain:
                 break
             target = steps[-1].target
             assert target is not None
-            takers = self._placement.takers()
+            takers = self._placement.rooms.takers()
             try:
                 for step in steps[:-1]:
                     self._mover.move(step)
@@ -228,7 +184,7 @@ class TierChain:
             except (PageDamaged, FileNotFoundError):
                 continue  # a page that was to make room is gone: there is room in its place
             except OSError as error:
-                if not self._hand_down() and self._placement.takers() == takers:
+                if not self._hand_down() and self._placement.rooms.takers() == takers:
                     raise
                 refusal = error
                 continue  # a tier has less room than it was given, or takes nothing: planned without it
@@ -239,7 +195,7 @@ class TierChain:
 
     def _hand_down(self) -> bool:
         """Brings tiers that turned out to be smaller back under what they hold; whether there were any."""
-        over = self._placement.over_limits()
+        over = self._placement.rooms.over_limits()
         for level in over:
             with suppress(OSError, PageDamaged):  # until the next change
                 for step in self._placement.plan_room(level):
@@ -291,8 +247,7 @@ class TierChain:
 
     def _settle(self) -> None:
         """Takes in what readers have found, and looks after tiers that were left out."""
-        while not self._faults.empty():
-            level, name = self._faults.get_nowait()
+        for level, name in self._reader.take_faults():
             if name is None:
                 self._health.failed(level)
             elif (page := self._numbers.find(name)) is not None and self._placement.level_of(page) == level:
@@ -393,10 +348,10 @@ class TierChain:
             {
                 "name": member.name,
                 "kind": member.kind,
-                "state": "in use" if self._placement.is_open(level) else "left out",
-                "pages": self._placement.used[level],
+                "state": "in use" if self._placement.rooms.is_open(level) else "left out",
+                "pages": self._placement.rooms.used[level],
                 "capacity_pages": member.pages,
-                "bytes": self._placement.used[level] * size,
+                "bytes": self._placement.rooms.used[level] * size,
                 "capacity_bytes": member.pages * size,
                 "read_bytes_per_second": member.cost.bytes_per_second,
                 "note": member.tier.note,

@@ -85,7 +85,7 @@ class PageMover:
             source.tier.delete(name)
         except OSError:
             self._health.failed(step.source, writing=True)  # it is there twice until the next start
-            if not self._placement.is_open(step.source):
+            if not self._placement.rooms.is_open(step.source):
                 raise  # what else was planned may need the tier
         self._at(Point.DELETED)
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.ranking import Ranking
+from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
 
 
 class Move(NamedTuple):
@@ -59,11 +60,8 @@ class _PagePlace:
 class Placement:
     """The places of all pages, which are known by numbers and of one size.
 
-    Of several tiers, each keeps room for one more page, so that two pages can change places without either
-    being in none in between.
-
     Args:
-        capacities: pages of each tier, fastest first; at least 2 each where there are several tiers.
+        rooms: of the tiers.
         seconds: as ``costs.fetch_seconds`` returns, one more than tiers.
         ranking: of the pages; told here what may leave a tier.
         page_bytes: of each page, for the budget.
@@ -73,7 +71,7 @@ class Placement:
 
     def __init__(
         self,
-        capacities: Sequence[int],
+        rooms: TierRooms,
         seconds: Sequence[float],
         ranking: Ranking,
         *,
@@ -81,27 +79,21 @@ class Placement:
         budget: MoveBudget | None = None,
         on_forget: Callable[[int], None] = lambda page: None,
     ) -> None:
-        several = len(capacities) > 1
-        assert all(capacity > several for capacity in capacities), "a tier holds too few pages"
-        assert len(seconds) == len(capacities) + 1
-        self.capacities = tuple(capacities)
-        self.used = [0] * len(capacities)
-        self._limits = [capacity - several for capacity in capacities]
+        assert len(seconds) == len(rooms.capacities) + 1
+        self.rooms = rooms
         self._seconds = tuple(seconds)
         self._ranking = ranking
         self._page_bytes = page_bytes
-        self._budget = budget or MoveBudget(len(capacities))
+        self._budget = budget or MoveBudget(len(rooms.capacities))
         self._on_forget = on_forget
         self._pages: dict[int, _PagePlace] = {}
         self._held: frozenset[int] = frozenset()
-        self._usable = list(range(len(capacities)))
-        self._stopped: set[int] = set()
         self._kept: set[int] = set()
         """Pages that cannot leave for now: those that continue them lie in a tier that was stopped."""
 
     def __len__(self) -> int:
         """Number of pages in all tiers."""
-        return sum(self.used)
+        return sum(self.rooms.used)
 
     # ---- where pages are ----
 
@@ -163,7 +155,7 @@ class Placement:
         """
         record = self._pages.get(page)
         source = self.level_of(page)
-        start = source if source is not None else len(self.capacities)
+        start = source if source is not None else len(self.rooms.capacities)
         highest, lowest = 0, start - 1
         if parent is not None:
             above = self.level_of(parent)
@@ -179,8 +171,8 @@ class Placement:
         most = 0.0 if source is not None else -1e-30
         rate = self._ranking.rate(page)
         rooms: dict[int, _Room | None] = {start: _Room(0.0, [])}
-        for target in self._usable:
-            if not highest <= target <= lowest or target in self._stopped:
+        for target in self.rooms.usable:
+            if not highest <= target <= lowest or self.rooms.is_stopped(target):
                 continue
             room = self._room(target, rooms)
             if room is None:
@@ -201,11 +193,11 @@ class Placement:
         if level in rooms:
             return rooms[level]
         rooms[level] = None
-        if self.used[level] < self._limits[level]:
+        if self.rooms.has_room(level):
             rooms[level] = _Room(0.0, [])
             return rooms[level]
-        below = next((each for each in self._usable if each > level and self._takes(each)), None)
-        where = len(self.capacities) if below is None else below
+        below = self.rooms.below(level)
+        where = len(self.rooms.capacities) if below is None else below
         victim = self._cheapest(level, where)
         if victim is not None:
             further = _Room(0.0, []) if below is None else self._room(below, rooms)
@@ -223,10 +215,6 @@ class Placement:
             self._ranking.leave(level, page)
             self._kept.add(page)
         return None
-
-    def _takes(self, level: int) -> bool:
-        """Whether the tier has room for any page at all."""
-        return level not in self._stopped and (self._limits[level] > 0 or self.used[level] > 0)
 
     def _affords(self, steps: Sequence[Move], now: float) -> bool:
         amounts: dict[int, int] = {}
@@ -251,21 +239,21 @@ class Placement:
                 record.parent = parent
                 self._count_child(parent, record.level, 1)
             record.present = True
-            self.used[target] += 1
+            self.rooms.used[target] += 1
             self._place(page, target)
             return
         record = self._pages[page]
         assert record.present
         assert record.level == source
         self._ranking.leave(source, page)
-        self.used[source] -= 1
+        self.rooms.used[source] -= 1
         if target is None:
             assert not record.children, "pages that continue it would be lost with it"
             record.present = False
             self._refresh(page)
             return
         self._budget.spend(target, self._page_bytes)
-        self.used[target] += 1
+        self.rooms.used[target] += 1
         self._place(page, target)
 
     def lose(self, page: int) -> None:
@@ -273,14 +261,13 @@ class Placement:
         record = self._pages[page]
         assert record.present
         self._ranking.leave(record.level, page)
-        self.used[record.level] -= 1
+        self.rooms.used[record.level] -= 1
         record.present = False
         self._refresh(page)
 
     def close_tier(self, level: int) -> list[int]:
         """The tier failed: its pages are lost, and no other comes to it; returns them."""
-        if level in self._usable:
-            self._usable.remove(level)
+        self.rooms.close(level)
         lost = self.pages(level)
         for page in lost:
             self.lose(page)
@@ -289,38 +276,15 @@ class Placement:
     def open_tier(self, level: int) -> None:
         """The tier works again; ``restore`` says which pages are still in it."""
         self.widen(level)
-        if level not in self._usable:
-            self._usable = sorted((*self._usable, level))
-
-    def is_open(self, level: int) -> bool:
-        return level in self._usable
-
-    # ---- tiers with less room than their capacity ----
-
-    def narrow(self, level: int) -> None:
-        """The tier could not take one page more: it is to hold one less, so that pages can change places."""
-        self._limits[level] = max(0, self.used[level] - 1)
-
-    def stop(self, level: int) -> None:
-        """The tier keeps what it has and takes no page more: to give one up would make no room."""
-        self._stopped.add(level)
-
-    def takers(self) -> list[int]:
-        """Tiers that may get pages at all."""
-        return [level for level in self._usable if self._takes(level)]
+        self.rooms.open(level)
 
     def widen(self, level: int) -> None:
         """The tier may have room for its capacity again."""
-        self._stopped.discard(level)
-        self._limits[level] = self.capacities[level] - (len(self.capacities) > 1)
+        self.rooms.widen(level)
         kept, self._kept = self._kept, set()
         for page in kept:
             if page in self._pages:
                 self._refresh(page)
-
-    def over_limits(self) -> list[int]:
-        """Tiers that hold more than they should."""
-        return [level for level in self._usable if self.used[level] > self._limits[level]]
 
     def plan_room(self, level: int) -> list[Move]:
         """The steps by which a tier hands its cheapest page down; none where there is no way."""
@@ -334,7 +298,7 @@ class Placement:
         to be absent.
         """
         record = self._pages.get(page)
-        if self.used[level] >= self._limits[level] or (record is not None and record.present):
+        if not self.rooms.has_room(level) or (record is not None and record.present):
             return False
         if record is not None and record.children and level > min(record.children):
             return False
@@ -403,23 +367,23 @@ class Placement:
 
     def check_integrity(self) -> None:
         """Asserts that no tier is over its capacity, prefixes are closed at every level, and counts agree."""
-        used = [0] * len(self.capacities)
+        used = [0] * len(self.rooms.capacities)
         children: dict[int, dict[int, int]] = {}
         for page, record in self._pages.items():
             if record.present:
                 used[record.level] += 1
-                assert record.level in self._usable
+                assert self.rooms.is_open(record.level)
             if record.parent is not None:
                 parent = self._pages[record.parent]
                 assert parent.level <= record.level, f"page {page} lies above the one in front of it"
                 counts = children.setdefault(record.parent, {})
                 counts[record.level] = counts.get(record.level, 0) + 1
-        assert used == self.used
-        assert all(count <= most for count, most in zip(used, self.capacities, strict=True))
+        assert used == self.rooms.used
+        assert all(count <= most for count, most in zip(used, self.rooms.capacities, strict=True))
         for page, record in self._pages.items():
             assert record.children == children.get(page, {})
             assert record.present or record.children
-        for level in range(len(self.capacities)):
+        for level in range(len(self.rooms.capacities)):
             cheapest = self._ranking.cheapest(level)
             if cheapest is not None:
                 record = self._pages[cheapest]

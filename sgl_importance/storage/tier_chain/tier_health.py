@@ -77,7 +77,7 @@ class TierHealth:
                 self._leave_out(level)
 
     def _leave_out(self, level: int) -> None:
-        if self._placement.is_open(level):
+        if self._placement.rooms.is_open(level):
             member = self._members[level]
             member.next_probe = self._clock() + PROBE_SECONDS
             self._counters.add("times_left_out", member.name)
@@ -88,9 +88,9 @@ class TierHealth:
         member = self._members[level]
         member.next_growth = self._clock() + PROBE_SECONDS
         if member.tier.makes_room:
-            self._placement.narrow(level)
+            self._placement.rooms.narrow(level)
         else:
-            self._placement.stop(level)
+            self._placement.rooms.stop(level)
 
     def probe(self) -> None:
         """Looks after tiers that were left out, or were full too early, each from time to time."""
@@ -99,7 +99,7 @@ class TierHealth:
                 member.next_growth = inf
                 self._placement.widen(level)
             waits = self._clock() < member.next_probe or member.hangs(self._clock())
-            if not self._placement.is_open(level) and not waits:
+            if not self._placement.rooms.is_open(level) and not waits:
                 member.next_probe = self._clock() + PROBE_SECONDS
                 self._try_again(level)
 
@@ -125,5 +125,5 @@ class TierHealth:
                 self.took_no_more(level)
             self._counters.add("times_come_back", member.name)
         except (OSError, PageDamaged):
-            if self._placement.is_open(level):
+            if self._placement.rooms.is_open(level):
                 self._placement.close_tier(level)

@@ -15,6 +15,7 @@ from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import LruRanking, ReuseRanking
+from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.policy_registry import create_policy
 from sgl_importance_lab.replay.trace import TraceBuilder
@@ -57,7 +58,9 @@ def store(placement: Placement, page: int, parent: int | None = None, now: float
 
 
 def test_a_page_goes_where_it_saves_most_and_pushes_the_cheapest_down() -> None:
-    placement = Placement([2, 2, 2], [*SECONDS[:3], 100.0], Given({1: 5.0, 2: 7.0, 3: 6.0, 4: 1.0, 5: 0.5}))
+    placement = Placement(
+        TierRooms([2, 2, 2]), [*SECONDS[:3], 100.0], Given({1: 5.0, 2: 7.0, 3: 6.0, 4: 1.0, 5: 0.5})
+    )
     assert store(placement, 1) == [Move(1, None, 0)]
     assert store(placement, 2) == [Move(1, 0, 1), Move(2, None, 0)]
     assert store(placement, 3) == [Move(1, 1, 2), Move(3, None, 1)], "between both"
@@ -67,7 +70,7 @@ def test_a_page_goes_where_it_saves_most_and_pushes_the_cheapest_down() -> None:
 
 def test_promotion_changes_places_with_what_is_worth_less() -> None:
     rates = {1: 5.0, 2: 4.0, 3: 1.0}
-    placement = Placement([2, 3], [1.0, 2.0, 100.0], Given(rates))
+    placement = Placement(TierRooms([2, 3]), [1.0, 2.0, 100.0], Given(rates))
     for page in rates:
         store(placement, page)
     assert [placement.level_of(page) for page in rates] == [0, 1, 1]
@@ -78,7 +81,7 @@ def test_promotion_changes_places_with_what_is_worth_less() -> None:
 
 
 def test_no_page_lies_below_one_that_continues_it() -> None:
-    placement = Placement([2, 4], [1.0, 2.0, 100.0], Given({0: 5.0, 1: 1.0, 2: 9.0, 3: 9.0}))
+    placement = Placement(TierRooms([2, 4]), [1.0, 2.0, 100.0], Given({0: 5.0, 1: 1.0, 2: 9.0, 3: 9.0}))
     assert store(placement, 0) == [Move(0, None, 0)]
     assert store(placement, 1) == [Move(1, None, 1)]
     assert store(placement, 2, parent=1) == [Move(2, None, 1)], "though it is worth more than what is above"
@@ -88,7 +91,9 @@ def test_no_page_lies_below_one_that_continues_it() -> None:
 
 def test_without_bytes_for_moves_a_new_page_goes_where_there_is_room() -> None:
     rates = {page: float(page) for page in range(1, 6)}
-    placement = Placement([2, 3], [1.0, 2.0, 100.0], Given(rates), page_bytes=10, budget=MoveBudget(2, 10.0))
+    placement = Placement(
+        TierRooms([2, 3]), [1.0, 2.0, 100.0], Given(rates), page_bytes=10, budget=MoveBudget(2, 10.0)
+    )
     assert store(placement, 1) == [Move(1, None, 0)]
     assert store(placement, 2) == [Move(1, 0, 1), Move(2, None, 0)]
     assert store(placement, 3) == [Move(3, None, 1)], "the second it lies above has been spent"
@@ -103,7 +108,7 @@ def test_a_tier_slower_than_the_one_below_is_not_moved_into() -> None:
 
 
 def test_a_lost_page_keeps_its_place_until_it_is_stored_again() -> None:
-    placement = Placement([3, 3], [1.0, 2.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
+    placement = Placement(TierRooms([3, 3]), [1.0, 2.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
     store(placement, 0)
     store(placement, 1, parent=0)
     store(placement, 2, parent=1)
@@ -119,7 +124,9 @@ def test_a_lost_page_keeps_its_place_until_it_is_stored_again() -> None:
 
 
 def test_a_tier_that_fails_is_left_out_and_comes_back() -> None:
-    placement = Placement([3, 3, 3], [*SECONDS[:3], 100.0], Given({page: 9.0 - page for page in range(9)}))
+    placement = Placement(
+        TierRooms([3, 3, 3]), [*SECONDS[:3], 100.0], Given({page: 9.0 - page for page in range(9)})
+    )
     for page in range(6):
         store(placement, page, parent=page - 1 if page else None)
     assert placement.find(range(6)) == [0, 0, 1, 1, 2, 2]
@@ -137,7 +144,7 @@ def test_a_tier_that_fails_is_left_out_and_comes_back() -> None:
 def test_a_tier_fails_that_holds_a_sequence_longer_than_the_stack() -> None:
     """Each page of it is forgotten once the last one behind it is."""
     pages = 2 * sys.getrecursionlimit()
-    placement = Placement([2, pages + 1], [1.0, 2.0, 100.0], LruRanking(2))
+    placement = Placement(TierRooms([2, pages + 1]), [1.0, 2.0, 100.0], LruRanking(2))
     for page in range(pages):
         assert placement.restore(page, 1, parent=page - 1 if page else None)
     assert placement.close_tier(1) == list(range(pages))
@@ -147,25 +154,25 @@ def test_a_tier_fails_that_holds_a_sequence_longer_than_the_stack() -> None:
 
 def test_a_page_that_others_continue_in_a_tier_that_takes_nothing_stays() -> None:
     """To give it up would cut them off."""
-    placement = Placement([3, 3], [1.0, 2.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
+    placement = Placement(TierRooms([3, 3]), [1.0, 2.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
     for page in range(3):
         store(placement, page, parent=page - 1 if page else None)
     assert placement.find(range(3)) == [0, 0, 1]
-    placement.stop(1)
+    placement.rooms.stop(1)
     assert store(placement, 3) == [], "nothing may go"
     placement.widen(1)
     assert store(placement, 3) == [Move(1, 0, 1), Move(3, None, 0)], "now it may go down"
-    placement.stop(1)
+    placement.rooms.stop(1)
     assert store(placement, 4) == [Move(3, 0, None), Move(4, None, 0)], "nothing continues that one"
 
 
 def test_a_page_does_not_go_below_what_continues_it_in_a_tier_that_takes_nothing() -> None:
     """Its neighbour below takes pages, and lies behind the one that does not."""
-    placement = Placement([2, 2, 2], [1.0, 2.0, 3.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
+    placement = Placement(TierRooms([2, 2, 2]), [1.0, 2.0, 3.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
     for page in range(2):
         store(placement, page, parent=page - 1 if page else None)
     assert placement.find(range(2)) == [0, 1]
-    placement.stop(1)
+    placement.rooms.stop(1)
     assert store(placement, 2) == [Move(2, None, 2)], "page 0 stays in front of page 1"
     placement.check_integrity()
 
@@ -184,7 +191,7 @@ def test_one_tier_of_lru_is_a_prefix_cache(capacity: int, seed: int) -> None:
         builder.add(names, input_tokens=len(names))
     trace = builder.build()
     ranking = LruRanking(1)
-    placement = Placement([capacity], [0.0, 1.0], ranking)
+    placement = Placement(TierRooms([capacity]), [0.0, 1.0], ranking)
     hits = 0
     for request in range(trace.num_requests):
         path = trace.request(request).tolist()
@@ -215,7 +222,7 @@ class Chains(RuleBasedStateMachine):
         self.ranking = ReuseRanking(levels, self.reuse, unseen_class=0) if by_reuse else LruRanking(levels)
         seconds = [*SECONDS[:levels], 100.0]
         budget = MoveBudget(levels, speed)
-        self.placement = Placement(capacities, seconds, self.ranking, budget=budget)
+        self.placement = Placement(TierRooms(capacities), seconds, self.ranking, budget=budget)
         self.parents: dict[int, int | None] = {}
         self.places: dict[int, set[int]] = {}
         self.ghosts: dict[int, set[int]] = {}  # what a closed tier still holds
@@ -239,7 +246,7 @@ class Chains(RuleBasedStateMachine):
     def move(self, step: Move, parent: int | None) -> None:
         """Copies, then deletes: as whoever executes a plan, and the only thing that changes a place here."""
         if step.target is None:
-            takers = self.placement.takers()
+            takers = self.placement.rooms.takers()
             assert step.source is not None
             assert not any(level > step.source for level in takers), "not the last tier that takes pages"
             assert not any(self.parents[page] == step.page for page in self.places if self.places[page])
@@ -252,8 +259,8 @@ class Chains(RuleBasedStateMachine):
 
     @rule(level=st.integers(0, 3), takes=st.booleans())
     def fill_or_empty(self, level: int, takes: bool) -> None:
-        if level < len(self.placement.capacities):
-            (self.placement.widen if takes else self.placement.stop)(level)
+        if level < len(self.placement.rooms.capacities):
+            (self.placement.widen if takes else self.placement.rooms.stop)(level)
 
     @rule(data=st.data())
     def lose_a_page(self, data: st.DataObject) -> None:
@@ -265,10 +272,10 @@ class Chains(RuleBasedStateMachine):
 
     @rule(level=st.integers(0, 3))
     def fail_or_come_back(self, level: int) -> None:
-        levels = len(self.placement.capacities)
+        levels = len(self.placement.rooms.capacities)
         if level >= levels or levels == 1:
             return
-        if self.placement.is_open(level):
+        if self.placement.rooms.is_open(level):
             lost = set(self.placement.close_tier(level))
             self.ghosts[level] = lost
             for page in lost:

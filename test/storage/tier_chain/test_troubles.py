@@ -231,7 +231,7 @@ def test_a_page_found_missing_and_stored_anew_meanwhile_leaves_nothing_behind() 
     (key,) = keys_of("a", 1)
     name = PageName(MODEL, page_digest(key))
     write(chain, [key])
-    chain._faults.put((0, name))
+    chain._reader._faults.put((0, name))
     write(chain, keys_of("b", 1))
     chain.check_integrity()
     assert len(tier._records) == chain.snapshot()[0]["pages"] == 1

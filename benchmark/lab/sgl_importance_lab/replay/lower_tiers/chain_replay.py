@@ -19,6 +19,7 @@ from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.placement import Placement
 from sgl_importance.storage.tier_chain.tier_file import ChainSpec, TierSpec
+from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
 from sgl_importance_lab.replay.lower_tiers.chain_ranking import LRU, trace_ranking
 from sgl_importance_lab.replay.trace import Trace
 
@@ -101,7 +102,7 @@ def replay_chain(
     block_bytes = trace.block_tokens * hardware.bytes_per_token
     ranking = trace_ranking(policy, trace, len(tiers))
     placement = Placement(
-        blocks,
+        TierRooms(blocks),
         fetch_seconds(costs, block_bytes, recompute=trace.block_tokens / hardware.prefill_tokens_per_second),
         ranking,
         page_bytes=block_bytes,

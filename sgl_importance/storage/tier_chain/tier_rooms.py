@@ -1,0 +1,77 @@
+"""How many pages each tier of a chain holds and may hold, and which tiers take pages at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TierRooms:
+    """Room in the tiers of a chain, by level, fastest first.
+
+    Of several tiers, each keeps room for one more page, so that two pages can change places without either
+    being in none in between.
+
+    Args:
+        capacities: pages of each tier; at least 2 each where there are several tiers.
+
+    Attributes:
+        used: pages that each tier holds.
+        usable: levels of the tiers that work, in order.
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._spare = int(len(capacities) > 1)
+        assert all(capacity > self._spare for capacity in capacities), "a tier holds too few pages"
+        self.capacities = tuple(capacities)
+        self.used = [0] * len(capacities)
+        self.usable = list(range(len(capacities)))
+        self._limits = [capacity - self._spare for capacity in capacities]
+        self._stopped: set[int] = set()
+
+    def has_room(self, level: int) -> bool:
+        return self.used[level] < self._limits[level]
+
+    def is_open(self, level: int) -> bool:
+        return level in self.usable
+
+    def is_stopped(self, level: int) -> bool:
+        return level in self._stopped
+
+    def takes(self, level: int) -> bool:
+        """Whether the tier has room for any page at all."""
+        return level not in self._stopped and (self._limits[level] > 0 or self.used[level] > 0)
+
+    def takers(self) -> list[int]:
+        """Tiers that may get pages at all."""
+        return [level for level in self.usable if self.takes(level)]
+
+    def below(self, level: int) -> int | None:
+        """The next slower tier that may get pages."""
+        return next((each for each in self.takers() if each > level), None)
+
+    def over_limits(self) -> list[int]:
+        """Tiers that hold more than they should."""
+        return [level for level in self.usable if self.used[level] > self._limits[level]]
+
+    def close(self, level: int) -> None:
+        """The tier failed."""
+        if level in self.usable:
+            self.usable.remove(level)
+
+    def open(self, level: int) -> None:
+        """The tier works again."""
+        if level not in self.usable:
+            self.usable = sorted((*self.usable, level))
+
+    def narrow(self, level: int) -> None:
+        """The tier could not take one page more: it is to hold one less, so that pages can change places."""
+        self._limits[level] = max(0, self.used[level] - 1)
+
+    def stop(self, level: int) -> None:
+        """The tier keeps what it has and takes no page more: to give one up would make no room."""
+        self._stopped.add(level)
+
+    def widen(self, level: int) -> None:
+        """The tier may have room for its capacity again."""
+        self._stopped.discard(level)
+        self._limits[level] = self.capacities[level] - self._spare
