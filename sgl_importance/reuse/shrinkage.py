@@ -2,8 +2,8 @@
 
 A few hundred intervals over some forty ages make a hazard that goes up and down by chance, and an order of
 victims that follows it is worse than recency. So hazards are drawn towards what is simpler, by as much of the
-difference as chance explains (the positive part of James and Stein, 1961): those of all intervals towards a
-trend that only falls with age, and those of a class towards what its prior says.
+difference as chance may explain (after the positive part of James and Stein, 1961): those of all intervals
+towards a trend that only falls with age, and those of a class towards what its prior says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 from sgl_importance.reuse.life_table import FloatArray
 from sgl_importance_kernels.jit import njit
 
+DEVIATIONS = 2.0
+"""Standard deviations of chi-square above its mean that count as chance."""
 LEAST_EXPECTED = 0.5
 """Hits that a bucket must lead to expect for its difference to be looked at."""
 CERTAIN = 1.0 - 1e-9
@@ -37,7 +39,8 @@ def shrink(hazard: FloatArray, simpler: FloatArray, hits: FloatArray, reached: F
         if expected >= LEAST_EXPECTED and simpler[bucket] < CERTAIN:
             squares += (hits[bucket] - expected) ** 2 / (expected * (1.0 - simpler[bucket]))
             buckets += 1
-    beyond_chance = 1.0 - buckets / squares if squares > buckets else 0.0
+    by_chance = buckets + DEVIATIONS * np.sqrt(2.0 * buckets)
+    beyond_chance = 1.0 - by_chance / squares if squares > by_chance else 0.0
     for bucket in range(len(hazard)):
         hazard[bucket] = simpler[bucket] + beyond_chance * (hazard[bucket] - simpler[bucket])
 

@@ -34,7 +34,7 @@ LONGER_SHARE = 0.5
 nobody tells how answers end: .59 to .97 of recorded agents, .28 of conversations of an hour (Mooncake)."""
 LONGER_REQUESTS = 128
 """Requests of late whose mean that share is."""
-FIRST_REQUESTS = 16
+FIRST_REQUESTS = 4
 """As many that go on from none stand for what came before the first."""
 CLASS_STRENGTH = 8.0
 """Intervals that the hazard of all turns with the same end is worth for one class of them, per bucket."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sglang.srt.entrypoints import http_server
 
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.body_check import check_body
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
@@ -69,3 +71,15 @@ def test_chats_of_clients_pass(fields: dict[str, Any]):
 )
 def test_other_bodies_of_clients_pass(kind: str, fields: dict[str, Any]):
     check_body(getattr(http_server, kind)(model="default", **fields), SERVER)
+
+
+def test_a_template_is_taken_from_those_whom_the_server_trusts():
+    brought = {"chat_template_kwargs": {"chat_template": "{{ messages }}"}}
+    for kind, fields in (
+        ("ResponsesRequest", {"input": "a"}),
+        ("ChatCompletionRequest", {"messages": [USER]}),
+    ):
+        body = getattr(http_server, kind)(model="default", **fields, **brought)
+        with pytest.raises(BadField, match=r"chat_template_kwargs.*--trust-request-chat-template"):
+            check_body(body, SERVER)
+        check_body(body, replace(SERVER, trusts_templates=True))

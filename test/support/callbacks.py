@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sgl_importance.placement.hints.hinted_request import HintedRequest
+from sglang_importance.cache.admissions import Admissions
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.request_flow import RequestFlow
@@ -19,7 +20,7 @@ Callback = tuple[type, str, int]
 
 LEARNING: list[Callback] = [
     (RequestFlow, "inserting", 20),
-    (RequestFlow, "_admit", 9),
+    (Admissions, "admit", 9),
     (RequestFlow, "inserted", 20),
     (RequestFlow, "cached", 20),
     (RequestFlow, "_learn", 9),

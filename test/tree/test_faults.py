@@ -10,8 +10,8 @@ import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.cache.admissions import Admissions
 from sglang_importance.cache.component import ImportanceComponent
-from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.operations.job import Document, Job
 from sglang_importance.operations.runner import Desk
 from sglang_importance.tree.faults import Faults, UpstreamError, upstream
@@ -138,7 +138,7 @@ def test_a_fault_of_the_recording_ends_nothing(
 def test_requests_are_counted_once_each_though_learning_has_ended(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_call(monkeypatch, RequestFlow, "_admit", number)
+    break_call(monkeypatch, Admissions, "admit", number)
     driver = TreeDriver()
     prompts = [prompt(0, 2), prompt(0, 3), prompt(500, 4), prompt(0, 2)]
     for tokens in prompts:

@@ -178,7 +178,7 @@ class ImportanceComponent(FullComponent):
             is_finished=is_finished,
         )
         if not self._faults.is_learning:
-            self._faults.beside(FaultPlace.METRICS, self.requests.count, req)
+            self._faults.beside(FaultPlace.METRICS, self.requests.admissions.count, req)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         tokens = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         if self.dense_prefix is None:

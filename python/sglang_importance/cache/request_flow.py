@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.named_sessions import SessionName
-from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
+from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
@@ -18,6 +18,7 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import Turn
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.admissions import Admissions
 from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.resident_ages import ResidentAges
@@ -53,6 +54,7 @@ class RequestFlow:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
         beginnings: takes finished prompts, to find text that changes; None on a rank that only follows.
+        admissions: takes requests in, each once.
         sessions: closes them.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
@@ -83,15 +85,24 @@ class RequestFlow:
         self._folding = folding
         self._recorder = recorder
         self._shadowing = shadowing
-        self._misses = misses
         self._hints = HintFollower(state, pins)
         if misses is not None:
             self._hints.settle_misses = misses.settle
         self._resident_ages = ResidentAges(state)
         self.sessions = SessionFollower(state, pins, leaves.refresh)
         self.sessions.on_over = self._session_over
+        self.admissions = Admissions(
+            state,
+            node_events,
+            pins,
+            self._hints,
+            self.sessions,
+            recorder=recorder,
+            shadowing=shadowing,
+            misses=misses,
+        )
 
-    # ---- admission and insertion ----
+    # ---- insertion ----
 
     def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion | None:
         """The request's tokens are about to enter the tree; the first time, it has just been admitted.
@@ -107,72 +118,8 @@ class RequestFlow:
             return None
         record = record_of(req)
         if record.query is None:
-            record.query = self._admit(req, cached_tokens)
+            record.query = self.admissions.admit(req, cached_tokens)
         return self._hints.inserting(req, record.query, is_finished=is_finished)
-
-    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
-        """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
-        tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
-        if self._shadowing is not None:
-            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
-            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
-        hits = self._hit_nodes(req, cached_tokens)
-        self.sessions.admitted(req, hits)
-        observed = transition_after(tree.metadata(hits[-1]) if hits else None)
-        serial = policy.admit()
-        counters.calibration.advance(serial)
-        counters.ages.admitted(serial)
-        if self._misses is not None:
-            self._misses.admitted(req)
-        transition = self._hints.admitted(req, cached_tokens, observed)
-        query = QueryFolds(serial, transition)
-        if self._recorder is not None:
-            self._state.faults.beside(FaultPlace.RECORDING, self._recorder.admitted, req, query.serial)
-        for node in hits:
-            metadata = tree.metadata(node)
-            if metadata.would_evict:
-                counters.observed_lost_tokens += metadata.tokens
-                metadata.would_evict = False
-            self._hit_at_age(req, metadata)
-            if metadata.is_prewarmed:
-                counters.prewarmed_hit_tokens += metadata.tokens
-                metadata.is_prewarmed = False
-            tree.accessed(metadata, transition)
-            self._node_events.record_only(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
-        self._pins.admitted(hits)
-        self.count(req)
-        return query
-
-    def _hit_at_age(self, req: Req, metadata: NodeMetadata) -> None:
-        """A prompt begins on the device, then comes the host; what storage had was counted when it came."""
-        end = metadata.depth + metadata.tokens
-        if metadata.is_prewarmed or end > req.cached_tokens_device + req.cached_tokens_host:
-            return
-        tier = Tier.DEVICE if end <= req.cached_tokens_device else Tier.HOST
-        self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
-
-    def count(self, req: Req) -> None:
-        """Counts an admitted request of a user, its prompt and its hits, once.
-
-        Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
-        """
-        record = record_of(req)
-        if record.is_counted or is_prewarm(req.rid) or req.rid.startswith(HEALTH_CHECK_PREFIX):
-            return
-        record.is_counted = True
-        self._state.counters.admitted(req)
-
-    def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
-        """Nodes that the request found in the cache, root side first."""
-        if cached_tokens <= 0 or req.last_node is None:
-            return []
-        tree = self._state.tree
-        path = tree.path(tree.core.node_by_id(req.last_node))
-        return [
-            node
-            for node in path
-            if (metadata := tree.metadata(node)).depth + metadata.tokens <= cached_tokens
-        ]
 
     def inserted(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
         """The insertion made a new leaf."""

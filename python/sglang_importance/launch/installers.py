@@ -63,6 +63,12 @@ def _reports(_: object) -> None:
     install_hooks(HOOKS)
 
 
+def _sampling(_: object) -> None:
+    from sglang_importance.operations.impossible_tokens import HOOKS
+
+    install_hooks(HOOKS)
+
+
 def _misses(options: ImportanceOptions) -> None:
     if options.misses.memory:
         from sglang_importance.cache.room import HOOKS
@@ -193,6 +199,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "radix cache": _radix_cache,
     "attention": _attention,
     "reports": _reports,
+    "sampling": _sampling,
     "misses": _misses,
     "weight watch": _weight_watch,
 }

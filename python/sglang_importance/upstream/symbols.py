@@ -110,6 +110,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.io_struct.EmbeddingReqInput": None,
     f"{_SRT}.sampling.custom_logit_processor.CustomLogitProcessor": None,
     f"{_SRT}.sampling.sampling_params.SamplingParams": None,
+    f"{_SRT}.sampling.sampling_batch_info.SamplingBatchInfo": None,
+    f"{_SRT}.model_executor.model_runner.ModelRunner._preprocess_logits": (
+        "self, logits_output, sampling_info, observer"
+    ),
     # hints and reports
     f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,

@@ -21,6 +21,28 @@ def lives(server: ServerProcess) -> Iterator[None]:
     server.generate([5, 6], max_new_tokens=1)
 
 
+# ---- rules that leave no token ----
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"regex": "a", "min_new_tokens": 5},  # over behind one token, of at least five
+        {"stop_token_ids": list(range(2000)), "min_new_tokens": 3},
+        {"ebnf": "root ::= root root"},
+        {"regex": "\u4e2d+"},  # the vocabulary cannot write it
+    ],
+)
+@pytest.mark.parametrize("sampling", [{"top_p": 0.5, "top_k": 5}, {"sampling_seed": 5}, {"temperature": 0}])
+def test_rules_that_exclude_every_token_end_one_request(
+    client: httpx.Client, rules: dict[str, Any], sampling: dict[str, Any]
+):
+    """sglang draws from a softmax of nothing, and its scheduler ends with it."""
+    params = {"max_new_tokens": 8, **sampling, **rules}
+    answer = client.post("/generate", json={"input_ids": tokens(9, 40), "sampling_params": params})
+    assert answer.status_code in (200, 400), answer.text
+
+
 # ---- sessions and aborts ----
 
 
@@ -110,6 +132,49 @@ def test_what_an_operator_writes_is_no_error_of_the_server(client: httpx.Client,
     method = "POST" if content else "GET"
     answer = client.request(method, path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), answer.text
+
+
+_HI = [{"role": "user", "content": "Alice"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Alice"}),
+        ("/v1/responses", {"input": "Alice", "stream": True}),
+        ("/v1/chat/completions", {"messages": _HI}),
+        ("/tokenize", {"messages": _HI}),
+    ],
+)
+def test_no_route_runs_a_template_that_a_request_brings(
+    client: httpx.Client, server: ServerProcess, path: str, body: dict[str, Any]
+):
+    """sglang's responses would: two loops, one in the other, hold the process that answers everybody."""
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    brought = {"model": server.name, **body, "chat_template_kwargs": {"chat_template": loops}}
+    answer = client.post(path, json=brought)
+    assert answer.status_code == 400
+    assert "chat_template" in message(answer)
+
+
+def test_a_stream_that_cannot_begin_is_refused(client: httpx.Client, server: ServerProcess):
+    """sglang's stream of a response would be cut off behind its 200."""
+    body = {"model": server.name, "input": "Alice", "max_output_tokens": 5, "metadata": {"a": 5}}
+    answer = client.post("/v1/responses", json={**body, "stream": True})
+    assert answer.status_code == 400
+    assert "metadata" in message(answer)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("rank", ["x", "-1", "7"])
+def test_a_header_that_names_no_rank_is_refused(
+    client: httpx.Client, server: ServerProcess, path: str, rank: str
+):
+    """sglang's messages answered 500."""
+    body = {"model": server.name, "messages": _HI, "prompt": "Alice", "input": "Alice", "max_tokens": 1}
+    answer = client.post(path, json=body, headers={"X-Data-Parallel-Rank": rank})
+    assert answer.status_code == 400, answer.text
+    assert "rank" in message(answer).lower()
 
 
 def test_a_salt_is_read_whatever_its_body_is_called(client: httpx.Client):

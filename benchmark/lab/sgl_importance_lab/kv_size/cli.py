@@ -160,7 +160,7 @@ def _dtype(name: str, shape: ModelShape) -> CacheDtype:
         raise SizeError("sglang takes another dtype for sparse attention on each GPU: give --dtype")
     if shape.dtype is None:
         raise SizeError(
-            "the config says auto, or has a quantization that may bring the cache a dtype of its own: "
+            "the config's dtype is auto, or none of a cache, or a quantization may bring the cache its own: "
             "give --dtype"
         )
     return cache_dtype(shape.dtype)

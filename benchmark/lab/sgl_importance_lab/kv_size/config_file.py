@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_importance.json_text import BadJson, read_json
+from sgl_importance_lab.kv_size.cache_dtype import DTYPES
 from sgl_importance_lab.kv_size.context_length import context_length
 from sgl_importance_lab.kv_size.families import family_of
 from sgl_importance_lab.kv_size.fields import Fields, SizeError
@@ -19,6 +20,8 @@ _BUNDLED = files("sgl_importance_lab.kv_size") / "bundled"
 _MOST_BYTES = 8 << 20
 _OF_WEIGHTS_ALONE = ("fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes")
 """Methods that say nothing of the cache in sglang, but for the two keys that are looked for beside them."""
+_OTHER_NAMES = {"half": "float16", "float": "float32"}
+"""Of torch's dtypes, which transformers reads too."""
 _FP8 = "fp8_e4m3"
 """What sglang makes of ModelOpt's ``kv_cache_quant_algo`` FP8."""
 _QUANTIZED_APART = "hf_quant_config.json"
@@ -140,10 +143,9 @@ def _dtype_of(outer: Fields, inner: Fields) -> str | None:
             if name not in fields:
                 continue
             word = fields.word(name).removeprefix("torch.")
-            if word == "auto":
-                return None
+            word = _OTHER_NAMES.get(word, word)
             if word != "float32":
-                return word
+                return word if word in DTYPES else None
     # sglang serves float32 checkpoints, and such as do not say, in 16 bits.
     return "bfloat16" if outer.word("model_type").startswith("gemma") else "float16"
 

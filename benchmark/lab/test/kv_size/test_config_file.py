@@ -216,7 +216,8 @@ def test_bundled_shapes_have_a_source_that_says_so(name: str) -> None:
 
 
 def test_a_dtype_may_be_spelled_as_torch_does_or_left_to_the_weights() -> None:
-    for dtype, expected in (("torch.bfloat16", "bfloat16"), ("auto", None)):
+    spelled = {"torch.bfloat16": "bfloat16", "auto": None, "half": "float16", "torch.float": "float16"}
+    for dtype, expected in {**spelled, "torch.float8_e4m3fn": None, "BFLOAT16": None}.items():
         assert read_shape(tiny_config("llama", torch_dtype=dtype)).dtype == expected
 
 

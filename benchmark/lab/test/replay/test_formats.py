@@ -136,7 +136,7 @@ def test_chat_prompts_become_chained_blocks_of_bytes(tmp_path: Path) -> None:
     shared, tail = "s" * 32, "t" * 20
     path = write_records(
         tmp_path / "chat.jsonl",
-        {"input": shared + "a" * 16, "timestamp": 1_760_000_000_000_000, "output": "four"},
+        {"text": shared + "a" * 16, "timestamp": 1_760_000_000_000_000, "output": "four"},
         {"prompt": shared + tail, "timestamp": "2025-10-09T08:53:25+00:00"},
     )
     assert detect_reader(path).NAME == "openai-chat"
@@ -358,6 +358,27 @@ def test_unknown_content_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(TraceError, match="unknown format; name it with --format"):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        ({"timestamp": 0, "input_length": 1024.0, "hash_ids": [1, 2]}, "Expected `int`.*input_length"),
+        ({"input_length": 1024, "hash_ids": ["a", "b"]}, "Expected `int`.*hash_ids"),
+        ({"chat_id": 1, "input_length": 16, "hash_ids": None}, "Expected `array`.*hash_ids"),
+        ({"messages": ["Why?"]}, "Expected `object`.*messages"),
+        ({"body": {"prompt": [-1]}}, "prompt"),
+        ({"prompt": "p" * 16, "text": "t" * 16}, "needs exactly one of"),
+    ],
+)
+def test_a_record_that_is_nearly_one_says_what_is_wrong(tmp_path: Path, record: Any, cause: str) -> None:
+    with pytest.raises(TraceError, match=rf"near.jsonl:1: .*{cause}"):
+        read_trace(write_records(tmp_path / "near.jsonl", record, record))
+
+
+def test_mooncake_with_more_fields(tmp_path: Path) -> None:
+    record = {"timestamp": 0, "input_length": 1024, "hash_ids": [1, 2], "request_id": "r", "priority": 3}
+    assert detect_reader(write_records(tmp_path / "more.jsonl", record)).NAME == "mooncake"
 
 
 def test_missing_files_empty_traces_and_unknown_formats(tmp_path: Path) -> None:

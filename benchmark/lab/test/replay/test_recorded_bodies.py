@@ -17,7 +17,11 @@ CHAT = {"messages": [{"role": "user", "content": "u" * 200}]}
 
 
 @pytest.mark.parametrize(
-    "field", ["system", "instructions", "cache_salt", "extra_key", "lora_path", "model", "reasoning_effort"]
+    "field",
+    [
+        *("system", "instructions", "cache_salt", "extra_key", "lora_path", "model", "reasoning_effort"),
+        *("chat_template", "functions"),
+    ],
 )
 def test_bodies_that_differ_ahead_of_the_messages_share_nothing(tmp_path: Path, field: str) -> None:
     one, two = CHAT | {field: "a" * 40}, CHAT | {field: "b" * 40}
@@ -41,6 +45,15 @@ SALTED = {"metadata": {"cache_salt": "a"}}
         (CHAT | {"tools": [{"name": "a" * 40}]}, CHAT | {"tools": [{"name": "b" * 40}]}, False),
         (CHAT | {"tools": [{"name": "a" * 40}], "tool_choice": "none"}, CHAT, True),
         (CHAT | {"temperature": 0.5, "stop": ["a"], "tool_choice": "auto"}, CHAT, True),
+        ({"input": "u" * 200}, {"input": [{"role": "user", "content": "u" * 200}]}, True),
+        ({"input": "u" * 200, "encoding_format": "float"}, {"prompt": "u" * 200}, True),
+        (
+            {"input": "u" * 200, "reasoning": {"effort": "low"}},
+            {"input": "u" * 200, "reasoning": {"effort": "high"}},
+            False,
+        ),
+        (CHAT | {"output_config": {"effort": "low"}}, CHAT | {"output_config": {"effort": "high"}}, False),
+        ({"input": "u" * 200, "reasoning": {"summary": "auto"}}, {"input": "u" * 200}, True),
         ({"text": "u" * 200, "sampling_params": {"n": 2}}, {"prompt": "u" * 200, "max_tokens": 1}, True),
         ({"text": ["u" * 200], "cache_salt": ["a"]}, {"prompt": "u" * 200, "cache_salt": "a"}, True),
         ({"input_ids": [5] * 40}, {"prompt": [5] * 40}, True),

@@ -60,8 +60,8 @@ CARRYING: dict[str, Family] = {
 }
 """They take the fields through us."""
 
-UNHANDLED = frozenset({"ollama_chat", "ollama_generate"})
-"""sglang's handlers of these catch no error: 500, or a stream that is cut off."""
+UNHANDLED = frozenset({"ollama_chat", "ollama_generate", "v1_responses_request"})
+"""sglang's handlers of these let errors through: 500, or a stream that is cut off behind its 200."""
 
 NATIVE: dict[str, str] = {"generate_request": TOP, "vertex_generate": "parameters"}
 """Their fields are those of ``GenerateReqInput``, at this place; reports stand in ``meta_info``."""

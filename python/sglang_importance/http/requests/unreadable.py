@@ -15,7 +15,7 @@ import msgspec
 from sglang_importance.http.requests.fields.bad_field import BadField
 
 UNREADABLE = (
-    *(TypeError, AttributeError, LookupError, AssertionError, OverflowError, UnicodeError, RecursionError),
+    *(TypeError, AttributeError, LookupError, AssertionError, ArithmeticError, UnicodeError, RecursionError),
     *(re.error, msgspec.MsgspecError, jinja2.TemplateError),
 )
 """What Python raises at a value of another shape; none of them says that a machine has failed."""

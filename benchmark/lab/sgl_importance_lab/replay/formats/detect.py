@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from sgl_importance.json_text import BadJson, read_json
+from sgl_importance_lab.replay.formats.jsonl import numbered_lines
 from sgl_importance_lab.replay.formats.line_reader import (
     OnBadRecord,
     ReadOptions,
@@ -14,6 +16,7 @@ from sgl_importance_lab.replay.formats.line_reader import (
     TraceReader,
     refuse_bad_record,
 )
+from sgl_importance_lab.replay.formats.request_bodies import BODY_PLACES, PROMPT_FIELDS
 from sgl_importance_lab.replay.trace import Trace
 
 READERS = {
@@ -57,6 +60,8 @@ def detect_reader(path: Path) -> TraceReader:
         reader = load_reader(name)
         if reader.matches(path):
             return reader
+    if nearest := _nearest_format(path):
+        return load_reader(nearest)
     if _is_azure_csv(path):
         raise TraceError(
             f"{path}: an Azure LLM trace has arrival times and token counts but no prefix ids, "
@@ -75,6 +80,23 @@ def detect_reader(path: Path) -> TraceReader:
             f"{path}: a JSON array: write one record a line, as by: jq -c '.[]' FILE > FILE.jsonl"
         )
     raise TraceError(f"{path}: unknown format; name it with --format ({', '.join(READERS)})")
+
+
+def _nearest_format(path: Path) -> str | None:
+    """The format whose fields the first line has, if not as they must be: its reader says what is wrong."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as lines:
+        try:
+            record = read_json(next(numbered_lines(lines), (0, b""))[1])
+        except BadJson:
+            return None
+    if not isinstance(record, dict):
+        return None
+    if "hash_ids" in record:
+        return "bailian" if "chat_id" in record else "mooncake"
+    body = next((record[name] for name in BODY_PLACES if isinstance(record.get(name), dict)), record)
+    return "openai-chat" if any(name in body for name in PROMPT_FIELDS) else None
 
 
 def depends_on_seed(path: Path, format_name: str | None) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sgl_importance_lab.replay.formats.block_ids import BlockRecord, read_blocks
 from sgl_importance_lab.replay.formats.jsonl import holds_records
@@ -19,12 +20,14 @@ NAME = "mooncake"
 BLOCK_TOKENS = 512
 
 
-class _Detected(BlockRecord, forbid_unknown_fields=True):
+class _Detected(BlockRecord):
     """Bailian records hold the same fields and more."""
+
+    chat_id: Any = None
 
 
 def matches(path: Path) -> bool:
-    return holds_records(path, _Detected)
+    return holds_records(path, _Detected, lambda record: record.chat_id is None)
 
 
 def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:

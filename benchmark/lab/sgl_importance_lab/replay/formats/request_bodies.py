@@ -17,11 +17,15 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Prompt = str | list[int] | list[Message]
 Texts = str | list[TokenId | str | list[TokenId]]
 
+BODY_PLACES = ("body", "payload")
+"""Fields of a record that hold a body, as in files for the batch API."""
+PROMPT_FIELDS = ("messages", "prompt", "text_input", "text", "input_ids", "input", "instances", "query")
+
 SALTS = ("cache_salt", "extra_key", "lora_path")
 """Of a whole request, or a list with one for each of its prompts."""
 SALT_PLACES = ("metadata", "options", "parameters")
 """Where a server reads them too."""
-OTHERS = ("model", "chat_template_kwargs", "reasoning_effort", "documents")
+OTHERS = ("model", "chat_template", "chat_template_kwargs", "reasoning_effort", "documents", "functions")
 """Bodies that differ in one of these may differ from the first token on, and count as sharing nothing."""
 NOT_FOLLOWED = ("previous_response_id", "conversation", "context", "session_params", "input_embeds")
 """They stand for a part of the prompt that is not in the trace."""
@@ -51,10 +55,16 @@ class RequestBody(Struct):
     lora_path: Any = None
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
+    reasoning: Any = None
+    output_config: Any = None
+    chat_template: Any = None
     documents: Any = None
+    functions: Any = None
     metadata: Any = None
     options: Any = None
     parameters: Any = None
+    encoding_format: Any = None
+    dimensions: Any = None
     previous_response_id: Any = None
     conversation: Any = None
     context: Any = None
@@ -64,7 +74,7 @@ class RequestBody(Struct):
     def prompts(self) -> list[Prompt]:
         """Of which only one field may hold some; none if there is none, or more."""
         text = self.text if isinstance(self.text, str | list) else None  # Responses' is the answer's format
-        given = (self.messages, self.prompt, self.text_input, text, self.input_ids, self.input)
+        given = (self.messages, self.prompt, self.text_input, text, self.input_ids, self._input())
         present: list[Any] = [field for field in given if field]
         if self.instances:
             present += [_of_instances(self.instances)]
@@ -77,6 +87,13 @@ class RequestBody(Struct):
             only is not self.messages and isinstance(only, list) and not isinstance(only[0], int | dict)
         )
         return only if is_batch else [only]
+
+    def _input(self) -> Any:
+        """To Responses a text is a user's message; what is to be embedded is none."""
+        is_embedded = self.encoding_format or self.dimensions
+        if not self.input or not isinstance(self.input, str) or is_embedded:
+            return self.input
+        return [{"role": "user", "content": self.input}]
 
     def head(self) -> list[Message]:
         """What stands in front of the messages."""
@@ -92,6 +109,9 @@ class RequestBody(Struct):
         """Of the prompt at an index; empty where nothing tells it from others."""
         named = {name: value for name in SALTS if (value := self._salt(name, index))}
         named |= {name: value for name in OTHERS if (value := getattr(self, name))}
+        for other in (self.reasoning, self.output_config):  # of Responses, and of Anthropic
+            if isinstance(other, dict) and (effort := other.get("effort")):
+                named["reasoning_effort"] = effort
         if isinstance(self.thinking, dict) and (kind := self.thinking.get("type")) not in (None, "disabled"):
             named["thinking"] = kind
         return json.dumps(named, sort_keys=True) if named else ""

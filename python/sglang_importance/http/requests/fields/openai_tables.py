@@ -44,6 +44,13 @@ def _levels(value: Any, left: int) -> bool:
     return True
 
 
+def template_arguments(value: Any, server: ServerFacts) -> str | None:
+    """What a chat template is given. A template in it would be code: one loop in another ends everybody's."""
+    if isinstance(value, dict) and "chat_template" in value and not server.trusts_templates:
+        return "has chat_template, which the server does not run (--trust-request-chat-template)"
+    return plain_levels(value, server)
+
+
 def completion_prompt(value: Any, server: ServerFacts) -> str | None:
     """One prompt, or several, each a text or token ids."""
     if value in ([], ""):
@@ -152,7 +159,7 @@ CHAT: Table = {
     "continue_final_message": _passed_on,
     "separate_reasoning": _passed_on,
     "stream_reasoning": _passed_on,
-    "chat_template_kwargs": Field(plain_levels),
+    "chat_template_kwargs": Field(template_arguments),
     "max_dynamic_patch": Field(text_only),
     "min_dynamic_patch": Field(text_only),
     "use_audio_in_video": Field(text_only),

@@ -17,7 +17,12 @@ from sglang_importance.http.requests.fields.number_rules import (
     top_k,
     top_logprobs,
 )
-from sglang_importance.http.requests.fields.openai_tables import completion_prompt, messages, plain_levels
+from sglang_importance.http.requests.fields.openai_tables import (
+    completion_prompt,
+    messages,
+    plain_levels,
+    template_arguments,
+)
 from sglang_importance.http.requests.fields.sampling_table import SAMPLING
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name
@@ -25,6 +30,7 @@ from sglang_importance.http.requests.fields.token_rules import token_id, token_l
 
 _passed_on = Field(anything)
 _deep = Field(plain_levels)
+_template = Field(template_arguments)
 
 RESPONSES: Table = {
     "background": _passed_on,
@@ -49,7 +55,7 @@ RESPONSES: Table = {
     "top_p": Field(sampling.top_p),
     "truncation": _passed_on,
     "user": Field(name),
-    "chat_template_kwargs": _deep,
+    "chat_template_kwargs": _template,
     "request_id": Field(name),
     "session_id": Field(name),
     "priority": GENERATE["priority"],
@@ -161,7 +167,7 @@ TOKENIZE: Table = {
     "tool_choice": _passed_on,
     "reasoning_effort": _passed_on,
     "continue_final_message": _passed_on,
-    "chat_template_kwargs": _deep,
+    "chat_template_kwargs": _template,
     "add_special_tokens": _passed_on,
     "add_generation_prompt": _passed_on,
 }
@@ -177,7 +183,7 @@ DECISION: Table = {
     "questions": _deep,
     "images": _deep,
     "temperature": Field(real(1e-6, 1e6)),
-    "chat_template_kwargs": _deep,
+    "chat_template_kwargs": _template,
     "prompt_format_version": Field(integer(-INT32, INT32)),
     "return_prompt_token_ids": _passed_on,
     "model": Field(name),
@@ -188,7 +194,7 @@ SYSTEM_ONE: Table = {
     "images": _deep,
     "model": Field(name),
     "questions": _deep,
-    "chat_template_kwargs": _deep,
+    "chat_template_kwargs": _template,
     # Refused by sglang, by name.
     "temperature": _passed_on,
     "prompt_format_version": _passed_on,

@@ -37,6 +37,7 @@ class ServerFacts:
     has_custom_processors: bool = False
     has_radix_cache: bool = True
     has_watermark: bool = False
+    trusts_templates: bool = False
     has_strict_thinking: bool = False
     has_multi_item_scoring: bool = False
     is_disaggregated: bool = False
@@ -82,6 +83,7 @@ def _read(manager: Any) -> ServerFacts:
         has_custom_processors=bool(flag("enable_custom_logit_processor")),
         has_radix_cache=not flag("disable_radix_cache"),
         has_watermark=bool(flag("enable_watermark")),
+        trusts_templates=bool(flag("trust_request_chat_template")),
         has_strict_thinking=bool(flag("enable_strict_thinking")),
         has_multi_item_scoring=bool(flag("enable_mis")),
         is_disaggregated=flag("disaggregation_mode", "null") != "null",
