@@ -3,8 +3,7 @@
 Real servers with the embedded model serve the first requests of two workloads of the serving benchmark under
 stock's recency (``observe``) and ours, one at a time and eight at a time, with the device alone and with a
 host tier. Their recordings go through shadow caches and through the node-granular replay, with the server's
-pool and prefill chunks. Both know the device alone; where the server has a host tier, the replay of tiers
-stands beside it, which evicts single blocks.
+pools and prefill chunks. Beside them stands the replay of single blocks, a bound that no server reaches.
 
     python benchmark/agreement.py
 """
@@ -28,14 +27,12 @@ from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.formats.detect import read_trace
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import (
-    TieredSetup,
-    TierSize,
-    WritePolicy,
-    replay_tiers,
-)
+from sgl_importance_lab.replay.lower_tiers.served_tiers import replay_served_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import replay_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierSize, WritePolicy
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.trace import Trace
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "test")]
 
@@ -50,7 +47,8 @@ POLICIES = {"lru": "observe", IMPORTANCE: "importance"}
 DEVICE = "device"
 CASES = [
     *product(("agents-4x", "documents"), POLICIES, (DEVICE,), (1, 8)),
-    *product(("agents-4x",), POLICIES, ("write_through", "write_back"), (1,)),
+    *product(("agents-4x",), POLICIES, ("write_through", "write_back"), (1, 8)),
+    *product(("documents",), POLICIES, ("write_through", "write_back"), (1,)),
 ]
 
 
@@ -66,17 +64,22 @@ def serve(prompts: Sequence[Sequence[int]], flags: Sequence[str], at_a_time: int
     return [reply["cached_tokens"] for reply in replies]
 
 
-def by_tiers(folder: Path, policy: str, write_policy: str) -> int | None:
-    """Tokens that the replay of tiers computes; None where it cannot rank the host by the policy."""
-    if (policy, write_policy) == (IMPORTANCE, "write_back"):
-        return None
-    blocks = POOL // PAGE
+def replayed(trace: Trace, policy: str, tiers: str, host_blocks: int) -> dict[str, int | None]:
+    """Tokens that replays compute: of whole nodes, and of single blocks in tiers; None where these cannot
+    rank the host by the policy."""
+    if tiers == DEVICE:
+        counts = choose_replay(policy, ReplayMode.NODES, chunk_tokens=CHUNK)(trace, POOL // PAGE)
+        return {"replay": int(trace.input_tokens.sum()) - counts.hit_tokens, "replay_of_blocks": None}
     sizes = (
-        TierSize(Tier.DEVICE, blocks, policy, 1.0),
-        TierSize(Tier.HOST, HOST_RATIO * blocks, policy, 1.0),
+        TierSize(Tier.DEVICE, POOL // PAGE, policy, 1.0),
+        TierSize(Tier.HOST, host_blocks, policy, 1.0),
     )
-    setup = TieredSetup(sizes, WritePolicy(write_policy), prefill_tokens_per_second=1.0, bytes_per_token=1)
-    return replay_tiers(read_trace(folder), setup).recomputed_tokens
+    costs = {"prefill_tokens_per_second": 1.0, "bytes_per_token": 1}
+    nodes = TieredSetup(sizes, WritePolicy(tiers), **costs, chunk_tokens=CHUNK)
+    blocks = None
+    if (policy, tiers) != (IMPORTANCE, WritePolicy.WRITE_BACK):
+        blocks = replay_tiers(trace, TieredSetup(sizes, WritePolicy(tiers), **costs)).recomputed_tokens
+    return {"replay": replay_served_tiers(trace, nodes).recomputed_tokens, "replay_of_blocks": blocks}
 
 
 def measure(workload: str, policy: str, tiers: str, at_a_time: int, requests: int) -> dict[str, Any]:
@@ -91,18 +94,17 @@ def measure(workload: str, policy: str, tiers: str, at_a_time: int, requests: in
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         found = serve(prompts, flags, at_a_time, folder)
-        pair = recorded_pair(open_trace(folder), CHUNK)
+        recording = open_trace(folder)
+        pair = recorded_pair(recording)
         assert pair is not None
         compared = pair.comparison
         trace = read_trace(folder)
-        replayed = choose_replay(policy, ReplayMode.NODES, chunk_tokens=CHUNK)(trace, POOL // PAGE)
         tokens = int(trace.input_tokens.sum())  # with those of the request that warms the server up
         hits = compared.lru_hit_tokens if policy == "lru" else compared.other_hit_tokens
         computed = {
             "server": tokens - sum(found),
             "shadow": tokens - hits,
-            "replay": tokens - replayed.hit_tokens,
-            "replay_of_tiers": None if tiers == DEVICE else by_tiers(folder, policy, tiers),
+            **replayed(trace, policy, tiers, recording.header.capacity_tokens.get(Tier.HOST, 0) // PAGE),
         }
     assert compared.requests == trace.num_requests
     return {

@@ -9,14 +9,14 @@ too, one of its size. A control of ours counts what a node's own tokens take to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 from transformers import AutoConfig
 
-from benchmark.serving.arms import BY_DEPTH, TLRU_CONFIG
+from benchmark.serving.arms import BY_DEPTH, OURS, TLRU_CONFIG
 from benchmark.serving.workloads import make_workload, prefix_pages
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.nodes.node_metadata import NodeMetadata
@@ -46,6 +46,8 @@ class WeighsDepth(ImportancePolicy):
 
 
 OUR_POLICIES = {"importance": ImportancePolicy, BY_DEPTH: WeighsDepth}
+ARM_OF = {**dict.fromkeys(OUR_POLICIES, OURS), "python-lru": "LRU (Python core)"}
+ARM_OF |= {kind: kind.removeprefix("python-") for kind in PUBLISHED_KINDS if kind not in ARM_OF}
 
 
 def server_cost() -> CostModel:
@@ -81,8 +83,10 @@ def as_recording(name: str, requests: list[WorkloadRequest], page_tokens: int) -
     return cast(Recording, recording)
 
 
-def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
-    """One row per seed, policy and number of requests; the first seed is the committed one.
+def replay_seeds(
+    name: str, parameters: dict[str, Any], seeds: int, arms: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """One row per seed, policy of the arms and number of requests; the first seed is the committed one.
 
     Runs that are ``LONGER`` times as long show what is left when there was time to learn; fewer seeds do,
     and those published policies that are not like LRU.
@@ -99,7 +103,7 @@ def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[
             recording = as_recording(
                 name, _requests(name, parameters, seed, factor), parameters["page_tokens"]
             )
-            for kind in policies:
+            for kind in (each for each in policies if ARM_OF[each] in arms):
                 ours = OUR_POLICIES.get(kind)
                 replay = TreeReplay(
                     recording,

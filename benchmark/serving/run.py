@@ -115,7 +115,7 @@ def main(
             if only in STAGES:
                 measured = STAGES[only](servers, chosen, made, settings, known, progress)
             elif only != "report":
-                measured = without_server(only, made, parameters, progress)
+                measured = without_server(only, chosen, made, parameters, progress)
             for row in measured:
                 rows.add({"pass": only, **row})
     except KeyboardInterrupt:

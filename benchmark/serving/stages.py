@@ -164,9 +164,12 @@ STAGES: dict[str, Stage] = {
 
 
 def without_server(
-    kind: str, workloads: list[Workload], parameters: dict[str, Any], progress: Progress
+    kind: str, arms: list[str], workloads: list[Workload], parameters: dict[str, Any], progress: Progress
 ) -> Iterator[Row]:
-    """The replay, or the same tree under many seeds; on workloads of the tiers that they can stand for."""
+    """The replay, or the same tree under many seeds; on workloads of the tiers that they can stand for.
+
+    The replay is of all policies, whatever the arms.
+    """
     tiers = ("device",) if kind == "replay" else ("device", "host")
     names = [workload.name for workload in workloads if workload.tiers in tiers]
     for name in progress.track(names, description=kind):
@@ -175,4 +178,4 @@ def without_server(
         else:
             from benchmark.serving.in_process import replay_seeds  # brings torch and sglang
 
-            yield from replay_seeds(name, parameters, SEEDS)
+            yield from replay_seeds(name, parameters, SEEDS, arms)

@@ -70,7 +70,7 @@ def _off(row: Mapping[str, Any], by: str) -> str:
 def served_agreement_table() -> str:
     """Computed tokens of servers, and of who follows them."""
     return table(
-        ["requests", "evicts", "tiers", "at a time", "server", "shadow", "replay", "replay of tiers"],
+        ["requests", "evicts", "tiers", "at a time", "server", "shadow", "replay", "replay of blocks"],
         [
             [
                 row["workload"],
@@ -78,7 +78,7 @@ def served_agreement_table() -> str:
                 "device" if row["tiers"] == "device" else f"and host, `{row['tiers']}`",
                 str(row["at_a_time"]),
                 f"{row['server']:,}",
-                *(_off(row, by) for by in ("shadow", "replay", "replay_of_tiers")),
+                *(_off(row, by) for by in ("shadow", "replay", "replay_of_blocks")),
             ]
             for row in results("agreement")["rows"]
         ],

@@ -124,7 +124,7 @@ def _bend(observed: dict[str, Any]) -> int | None:
 
 _CHANGES = {
     "importance": "--kv-policy importance",
-    "write_back": "--hicache-write-policy write_back, beside write_through",
+    "write_back": "--hicache-write-policy write_back, LRU",
 }
 
 
@@ -136,7 +136,7 @@ def print_report(report: dict[str, Any]) -> None:
         title=f"{report['requests']:,} requests, {report['prompt_tokens']:,} prompt tokens, "
         f"device tier of {report['capacity_tokens']:,} tokens",
     )
-    table.add_column("prompt tokens found on the device")
+    table.add_column("prompt tokens found")
     table.add_column("tokens", justify="right")
     table.add_column("share", justify="right")
     total = max(report["prompt_tokens"], 1)
@@ -170,7 +170,7 @@ def _advice(report: dict[str, Any]) -> Table:
     for title in ("computes", "saves of prompt tokens", f"{report['confidence']:.0%} interval"):
         table.add_column(title, justify="right")
     now = report["prompt_tokens"] - report["lru_hit_tokens"]
-    add_texts(table, "none: LRU, device alone", f"{now:,}", "", "")
+    add_texts(table, "none: LRU", f"{now:,}", "", "")
     for change in report["changes"]:
         interval = change["gain_interval"]
         add_texts(

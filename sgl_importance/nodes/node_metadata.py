@@ -140,6 +140,11 @@ class NodeMetadata:
         return reuse_class(self.block_type, self.transition, level, self.answer_end)
 
     @property
+    def ranking_turn(self) -> Turn | None:
+        """Its turn, where turns ranked nodes when that began."""
+        return self.turn if self.turn is not None and self.turn.ranks else None
+
+    @property
     def is_given_back(self) -> bool:
         """Whether only one session had asked for it, which is over."""
         return self.expendable and self.session is not None and self.session.is_closed

@@ -178,8 +178,8 @@ class ImportancePolicy:
     @staticmethod
     def _rank(tier: Tier | None, node: NodeMetadata) -> tuple[int, int]:
         """The class that predicts the node on a tier, and the clock from which its age counts."""
-        turn = node.turn
-        if turn is None or not turn.ranks or node.is_parted or tier in node.pin_octaves:
+        turn = node.ranking_turn
+        if turn is None or node.is_parted or tier in node.pin_octaves:
             return node.reuse_class, node.last_access
         return class_of_turn(turn), int(turn.since)
 

@@ -32,7 +32,7 @@ class RankedTurns:
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, below: Tier | None) -> None:
         """The node is evictable, or has another turn than before."""
         key = tier, node_id
-        turn = node.turn if node.turn is not None and node.turn.ranks else None
+        turn = node.ranking_turn
         if self._turns.get(key) is not turn:
             self.leave(tier, node_id)
         if turn is not None:

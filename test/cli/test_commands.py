@@ -284,7 +284,5 @@ def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) 
     assert report["bend_tokens"] == 4 * 512
     observe_command.print_report(report)
     printed = capsys.readouterr().out
-    assert (
-        printed.index("8 times the pool") < printed.index("write_back, beside") < printed.index("--kv-policy")
-    )
+    assert printed.index("8 times the pool") < printed.index("write_back, LRU") < printed.index("--kv-policy")
     assert "memory beyond 2,048 tokens" in printed

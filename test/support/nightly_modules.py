@@ -29,6 +29,7 @@ NIGHTLY = {
         "benchmark/lab/test/replay/test_ray.py",
         "benchmark/lab/test/replay/test_replay_drivers.py",
         "benchmark/lab/test/replay/test_served_nodes.py",
+        "benchmark/lab/test/replay/test_served_tiers.py",
         "benchmark/lab/test/replay/test_sessions.py",
         "benchmark/lab/test/replay/test_sweeps.py",
         "benchmark/lab/test/replay/test_tiers.py",

@@ -14,6 +14,7 @@ from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace import TraceError
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
@@ -81,13 +82,20 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     )
     if rows is not None and recorder is not None and recorder.wants_steps:
         rows.on_step = recorder.step
+
+    def host_tokens() -> int:
+        return capacity_tokens(cache).get(Tier.HOST, 0)
+
     shadowing = None
     if options.policy == "observe" and ranks.leads:
         chunk = getattr(ctx.server_args, "chunked_prefill_size", None) or -1
         pair = ShadowPair(
             device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
         )
-        shadowing = Shadowing(pair, lambda: capacity_tokens(cache).get(Tier.HOST, 0) // page_size)
+        writes = HostWrites.of(getattr(ctx.server_args, "hicache_write_policy", None))
+        shadowing = Shadowing(pair, lambda: host_tokens() // page_size, writes)
+    if recorder is not None:
+        recorder.host_tokens = host_tokens
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
     if rows is not None:
         state.counters.emission_time = rows.time
@@ -178,6 +186,10 @@ def create_recorder(
             layers=rows.layers if rows else (),
             device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
             cost=policy.cost,
+            flags={
+                "chunked_prefill_size": arguments.chunked_prefill_size or -1,
+                "hicache_write_policy": arguments.hicache_write_policy,
+            },
         )
     except TraceError as error:
         raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error

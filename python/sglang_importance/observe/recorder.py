@@ -6,11 +6,12 @@ import atexit
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sgl_importance.observe.trace.reader import check_continues
@@ -59,6 +60,10 @@ class Recorder:
         layers: attention layers that emit; empty where not known.
         device_tokens: size of the device tier.
         cost: of the policy.
+        flags: of sglang's that shadow caches ask for, by name.
+
+    Attributes:
+        host_tokens: says the size of the host tier, which sglang makes later; 0 where there is none.
 
     Raises:
         OSError: the directory cannot be written.
@@ -75,13 +80,15 @@ class Recorder:
         layers: Sequence[int],
         device_tokens: int,
         cost: CostModel,
+        flags: Mapping[str, Any] | None = None,
     ) -> None:
+        self.host_tokens: Callable[[], int] | None = None
         self.wants_steps = options.trace.detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
         self._awaited: OrderedDict[str, int] = OrderedDict()
-        header = Header(
+        self._header = Header(
             version=FORMAT_VERSION,
             run=uuid.uuid4().hex,
             segment=0,
@@ -91,13 +98,13 @@ class Recorder:
             digest=DIGEST,
             model=model,
             layers=tuple(layers),
-            options=recorded_options(options),
+            options=recorded_options(options) | dict(flags or {}),
             capacity_tokens={Tier.DEVICE: device_tokens},
             cost=asdict(cost),
             detail=Detail(options.trace.detail),
         )
-        check_continues(directory, header)
-        self._writer = TraceWriter(directory, header, max_bytes=options.trace.megabytes << 20)
+        check_continues(directory, self._header)
+        self._writer = TraceWriter(directory, self._header, max_bytes=options.trace.megabytes << 20)
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -107,7 +114,15 @@ class Recorder:
 
     # ---- requests ----
 
+    def _record_host(self, tokens: int) -> None:
+        sizes = {**self._header.capacity_tokens, Tier.HOST: tokens}
+        self._writer.put(msgspec.structs.replace(self._header, capacity_tokens=sizes))
+
     def admitted(self, req: Req, clock: int) -> None:
+        if self.host_tokens is not None:  # by the first request all tiers exist
+            if tokens := self.host_tokens():
+                self._record_host(tokens)
+            self.host_tokens = None
         received = req.time_stats.scheduler_recv_time if req.time_stats else 0.0
         now = time.perf_counter()
         record = RequestAdmitted(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
@@ -45,10 +46,17 @@ class Shadowing:
     Args:
         pair: the caches; nobody else may touch them.
         host_pages: says the size of the host tier, which sglang makes later; 0 where there is none.
+        writes: when the host gets its copies.
     """
 
-    def __init__(self, pair: ShadowPair, host_pages: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        pair: ShadowPair,
+        host_pages: Callable[[], int] = lambda: 0,
+        writes: HostWrites = HostWrites.WRITE_THROUGH,
+    ) -> None:
         self._pair = pair
+        self._writes = writes
         self._host_pages: Callable[[], int] | None = host_pages  # None once it was asked
         self._lock = threading.Lock()
         self._busy_seconds = 0.0
@@ -66,11 +74,11 @@ class Shadowing:
     # ---- the scheduler's thread ----
 
     def admitted(self, req: Req) -> None:
-        self._server_hit_tokens += req.cached_tokens_device
+        self._server_hit_tokens += req.cached_tokens_device + req.cached_tokens_host
         if self._host_pages is not None:  # by the first request all tiers exist
             if pages := self._host_pages():
                 with self._lock:
-                    self._pair.add_host(pages)
+                    self._pair.add_host(pages, self._writes)
             self._host_pages = None
         self._offer(_ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req)))
 

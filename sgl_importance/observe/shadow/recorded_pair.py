@@ -6,32 +6,37 @@ from typing import Any
 
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS, ShadowPair
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace.reader import TraceReader
 from sgl_importance.observe.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.tiers import Tier
 
 _ANSWER_ENDS = {end.name.lower(): end for end in AnswerEnd}
 
 
-def recorded_pair(reader: TraceReader, chunk_tokens: int = SERVER_CHUNK_TOKENS) -> ShadowPair | None:
+def recorded_pair(reader: TraceReader, chunk_tokens: int | None = None) -> ShadowPair | None:
     """What a server under ``observe`` would have compared while the recording was made.
 
     Args:
         reader: of the recording.
-        chunk_tokens: the server's ``--chunked-prefill-size``, which is not recorded.
+        chunk_tokens: the server's ``--chunked-prefill-size``; None for the recorded one.
 
     Returns:
         None where the recording does not say how large the device tier was.
     """
     header = reader.header
-    capacity = header.capacity_tokens.get("device", 0) // header.page_size
+    capacity = header.capacity_tokens.get(Tier.DEVICE, 0) // header.page_size
     if not capacity:
         return None
     constants: dict[str, Any] = {**header.cost, "bytes_per_token": int(header.cost["bytes_per_token"])}
     cost = CostModel(**constants)
     ghosts = ghost_pages_of(capacity)
-    pair = ShadowPair(capacity, header.page_size, cost, ghosts, chunk_tokens=chunk_tokens)
+    chunk = chunk_tokens or header.options.get("chunked_prefill_size", SERVER_CHUNK_TOKENS)
+    pair = ShadowPair(capacity, header.page_size, cost, ghosts, chunk_tokens=chunk if chunk > 0 else None)
+    if host := header.capacity_tokens.get(Tier.HOST, 0) // header.page_size:
+        pair.add_host(host, HostWrites.of(header.options.get("hicache_write_policy")))
     prompts: dict[int, int] = {}
     for record in reader:
         match record:

@@ -44,7 +44,7 @@ class ShadowCache:
         chunk_tokens: of a prompt that are prefilled at once, and inserted as one node; None for all of it.
 
     Attributes:
-        used: pages in the tree.
+        used: pages in the tree, on the device.
         evicted: pages that were given up so far.
     """
 
@@ -93,8 +93,7 @@ class ShadowCache:
         total = -(-tokens // self._page_size)
         if total > self.capacity:
             return None
-        node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
-        self._lock(node)
+        node, matched = self._hold(*self._walk(pages[: max(tokens - 1, 0) // self._page_size]))
         end, done, serial = node, matched, None
         while serial is None or done < total:
             chunk = min(self._chunk_pages, total - done)
@@ -102,7 +101,7 @@ class ShadowCache:
             if serial is None:
                 serial = self.ranking.admitted(node.path(), session)
             done += chunk
-            previous, end = end, self._insert(pages[:done], serial)
+            previous, end = end, self._insert(pages[:done], serial, is_chunk=done < total)
             self._lock(end)
             self._unlock(previous)
         self._private += total - len(pages)
@@ -160,6 +159,11 @@ class ShadowCache:
         """A session said that it is over: what only its requests asked for is worth nothing any more."""
         self.ranking.session_over(name)
 
+    def _hold(self, node: ShadowNode, matched: int) -> tuple[ShadowNode, int]:
+        """Locks what a new request found: its last node and its pages; returns what it uses of that."""
+        self._lock(node)
+        return node, matched
+
     def _release(self, running: _Running) -> None:
         self._private -= running.private
         self._unlock(running.end)
@@ -182,8 +186,16 @@ class ShadowCache:
 
     def _touch(self, node: ShadowNode) -> None:
         self.ranking.touched(node)
+        self._rank(node)
+
+    def _rank(self, node: ShadowNode) -> None:
+        """Enters the node into the order of the tier that it can be evicted from, if any."""
         if not node.children and not node.locks:
             self.ranking.enter(node)
+
+    def _withdraw(self, node: ShadowNode) -> None:
+        """The node cannot be evicted for the time being."""
+        self.ranking.leave(node)
 
     def _new_node(self, parent: ShadowNode, pages: list[bytes], start: int) -> ShadowNode:
         self._serial += 1
@@ -199,34 +211,38 @@ class ShadowCache:
         node.parent = upper
         upper.children[node.pages[0]] = node
         upper.locks = node.locks
+        upper.on_device, upper.on_host = node.on_device, node.on_host
         self.ranking.split(upper, node)
-        if not node.children and not node.locks:
-            self.ranking.enter(node)
+        self._rank(node)
         return upper
 
-    def _insert(self, pages: list[bytes], serial: int) -> ShadowNode:
-        """Adds the unknown rest of the path as one leaf; returns the path's last node."""
+    def _insert(self, pages: list[bytes], serial: int, *, is_chunk: bool = False) -> ShadowNode:
+        """Adds the unknown rest of the path as one leaf; returns the path's last node.
+
+        Args:
+            is_chunk: whether more of the prompt is to come.
+        """
         node, matched = self._walk(pages)
-        if matched == len(pages):
-            return node
+        return node if matched == len(pages) else self._add_leaf(node, pages, matched, serial)
+
+    def _add_leaf(self, node: ShadowNode, pages: list[bytes], matched: int, serial: int) -> ShadowNode:
         leaf = self._new_node(node, pages[matched:], matched)
-        self.ranking.leave(node)
+        self._withdraw(node)
         self.ranking.created(leaf, serial)
         self.used += len(leaf.pages)
-        self.ranking.enter(leaf)
+        self._rank(leaf)
         return leaf
 
     def _lock(self, node: ShadowNode) -> None:
         for each in node.up():
-            if not each.locks and not each.children:
-                self.ranking.leave(each)
+            if not each.locks:
+                self._withdraw(each)
             each.locks += 1
 
     def _unlock(self, node: ShadowNode) -> None:
         for each in node.up():
             each.locks -= 1
-            if not each.locks and not each.children:
-                self.ranking.enter(each)
+            self._rank(each)
 
     def _make_room(self, pages: int) -> None:
         self.evict(pages - (self.capacity - self.used - self._private))
@@ -234,16 +250,25 @@ class ShadowCache:
     def evict(self, pages: int) -> None:
         """Gives up whole nodes until this many pages are free that were not, or nothing is evictable."""
         while pages > 0 and (victim := self.ranking.victim()) is not None:
-            parent = victim.parent
-            assert parent is not None
-            self.ranking.removed(victim)
-            del parent.children[victim.pages[0]]
-            self.used -= len(victim.pages)
-            self.evicted += len(victim.pages)
-            pages -= len(victim.pages)
-            victim.detach()
-            if not parent.is_root and not parent.children and not parent.locks:
-                self.ranking.enter(parent)
+            pages -= self._evict_leaf(victim)
+
+    def _evict_leaf(self, leaf: ShadowNode) -> int:
+        """The pool gives the leaf up; returns how many pages that frees."""
+        freed = len(leaf.pages)
+        self.used -= freed
+        self.evicted += freed
+        self._remove(leaf)
+        return freed
+
+    def _remove(self, leaf: ShadowNode) -> None:
+        """The leaf leaves the tree."""
+        parent = leaf.parent
+        assert parent is not None
+        self.ranking.removed(leaf)
+        del parent.children[leaf.pages[0]]
+        leaf.detach()
+        if not parent.is_root:
+            self._rank(parent)
 
     def nodes(self) -> Iterator[ShadowNode]:
         """Every node but the root."""
@@ -256,7 +281,7 @@ class ShadowCache:
     def check_integrity(self) -> None:
         """Asserts that links, locks and counts agree."""
         nodes = list(self.nodes())
-        assert self.used == sum(len(node.pages) for node in nodes)
+        assert self.used == sum(len(node.pages) for node in nodes if node.on_device)
         assert self._private == sum(running.private for running in self._running.values())
         ends = [running.end for running in self._running.values()]
         for node in nodes:

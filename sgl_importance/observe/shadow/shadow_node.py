@@ -16,11 +16,24 @@ class ShadowNode:
         start: pages between the root and the node.
         children: by the digest of their first page.
         locks: running requests whose path leads through the node.
+        on_device: whether the device has its KV.
+        on_host: whether the host has a copy.
         last_use: for recency orders.
         metadata: for importance orders.
     """
 
-    __slots__ = ("children", "id", "last_use", "locks", "metadata", "pages", "parent", "start")
+    __slots__ = (
+        "children",
+        "id",
+        "last_use",
+        "locks",
+        "metadata",
+        "on_device",
+        "on_host",
+        "pages",
+        "parent",
+        "start",
+    )
 
     def __init__(self, node_id: int, parent: ShadowNode | None, pages: list[bytes], start: int) -> None:
         self.id = node_id
@@ -29,6 +42,7 @@ class ShadowNode:
         self.start = start
         self.children: dict[bytes, ShadowNode] = {}
         self.locks = 0
+        self.on_device, self.on_host = True, False
         self.last_use = 0
         self.metadata: NodeMetadata | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sgl_importance.nodes.named_sessions import SessionName
@@ -12,6 +13,7 @@ from sgl_importance.observe.shadow.shadow_ranking import (
     LruShadowRanking,
     ShadowRanking,
 )
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites, TieredShadowCache
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
 
@@ -25,14 +27,13 @@ POOLS = (2, 4, 8)
 class ShadowPair:
     """Shadow caches of LRU and importance, and of LRU in more memory.
 
-    What both tiers of a server hold together is, to look-ups, one cache: under ``write_back`` that of both
-    sizes in one, under ``write_through`` the larger of them, since the host has a copy of what is on the
-    device. Copies take no time here.
+    Where the server has a host tier, each has one of the same size.
 
     Attributes:
         comparison: of importance with LRU.
-        larger: of LRU in so many times the pool with LRU, by the number of ``POOLS``.
-        write_back: of LRU in device and host with LRU in the larger of them; None without a host tier.
+        larger: of LRU in so many times the device's pool with LRU, by the number of ``POOLS``.
+        write_back: of LRU under write-back with LRU; None without a host tier, and where the server itself
+            writes back.
 
     Args:
         capacity: pages of the device tier.
@@ -57,36 +58,57 @@ class ShadowPair:
         self.comparison = Comparison()
         self.larger = {pools: Comparison() for pools in POOLS}
         self.write_back: Comparison | None = None
+        self._writes: HostWrites | None = None
         self._cost = cost
         self._ghost_pages = ghost_pages
         self._chunk_tokens = chunk_tokens
         self.reset()
 
-    def add_host(self, pages: int) -> None:
+    def add_host(self, pages: int, writes: HostWrites = HostWrites.WRITE_THROUGH) -> None:
         """The server has a host tier of this many pages, too. Ahead of the first request."""
         assert not self.comparison.requests
-        self.host_pages = pages
-        self.write_back = Comparison()
+        self.host_pages, self._writes = pages, writes
+        self.write_back = None if writes is HostWrites.WRITE_BACK else Comparison()
         self.reset()
 
     def reset(self) -> None:
         """Empties the caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
         ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
-        self.importance = self._cache(ranking, self.capacity)
-        sizes = {self.capacity} | {pools * self.capacity for pools in POOLS}
-        if self.host_pages:
-            sizes |= {max(self.capacity, self.host_pages), self.capacity + self.host_pages}
-        self._lru = {size: self._cache(LruShadowRanking(), size) for size in sorted(sizes)}
-        self.lru = self._lru[self.capacity]
+        self.importance = self._cache(ranking, self.capacity, self._writes)
+        self._lru = {
+            pools: self._cache(LruShadowRanking(), pools * self.capacity, self._writes)
+            for pools in (1, *POOLS)
+        }
+        self.lru = self._lru[1]
+        self._back = None
+        if self.write_back is not None:
+            self._back = self._cache(LruShadowRanking(), self.capacity, HostWrites.WRITE_BACK)
 
-    def _cache(self, ranking: ShadowRanking, capacity: int) -> ShadowCache:
-        return ShadowCache(
+    def _cache(self, ranking: ShadowRanking, capacity: int, writes: HostWrites | None) -> ShadowCache:
+        spare_pages = int(self.page_size > 1)
+        if writes is None:
+            return ShadowCache(
+                capacity,
+                self.page_size,
+                ranking,
+                spare_pages=spare_pages,
+                chunk_tokens=self._chunk_tokens,
+            )
+        return TieredShadowCache(
             capacity,
+            self.host_pages,
             self.page_size,
             ranking,
-            spare_pages=int(self.page_size > 1),
+            writes,
+            spare_pages=spare_pages,
             chunk_tokens=self._chunk_tokens,
         )
+
+    def _caches(self) -> Iterator[ShadowCache]:
+        yield self.importance
+        yield from self._lru.values()
+        if self._back is not None:
+            yield self._back
 
     def admit(
         self, request: str, pages: list[bytes], tokens: int, session: SessionName | None = None
@@ -94,37 +116,33 @@ class ShadowPair:
         """A request starts, of the session that it names.
 
         Returns:
-            Prompt tokens that LRU and importance find; None where the pool cannot hold the prompt: a server
-            refuses it, and it is not compared.
+            Prompt tokens that LRU and importance find, on any tier; None where the pool cannot hold the
+            prompt: a server refuses it, and it is not compared.
         """
         lru = self.lru.admit(request, pages, tokens)
         importance = self.importance.admit(request, pages, tokens, session)
         if lru is None or importance is None:
             return None
-        found = {self.capacity: lru}
-        for size, cache in self._lru.items():
-            if size != self.capacity:
-                hits = cache.admit(request, pages, tokens)
-                assert hits is not None, "what a pool holds a larger one does"
-                found[size] = hits
         self.comparison.add(tokens, lru, importance)
-        for pools, compared in self.larger.items():
-            compared.add(tokens, lru, found[pools * self.capacity])
-        if self.write_back is not None:
-            through = found[max(self.capacity, self.host_pages)]
-            self.write_back.add(tokens, through, found[self.capacity + self.host_pages])
+        others = [(compared, self._lru[pools]) for pools, compared in self.larger.items()]
+        if self.write_back is not None and self._back is not None:
+            others.append((self.write_back, self._back))
+        for compared, cache in others:
+            hits = cache.admit(request, pages, tokens)
+            assert hits is not None, "what a pool holds one as large or larger does"
+            compared.add(tokens, lru, hits)
         return lru, importance
 
     def finish(
         self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
     ) -> None:
         """A request ended with these tokens of prompt and answer."""
-        for cache in (self.importance, *self._lru.values()):
+        for cache in self._caches():
             cache.finish(request, pages, tokens, answer_end)
 
     def gone(self, request: str) -> None:
         """A request will not be finished."""
-        for cache in (self.importance, *self._lru.values()):
+        for cache in self._caches():
             cache.gone(request)
 
     def told(self, request: str, answer_end: AnswerEnd) -> None:

@@ -52,7 +52,7 @@ class Awaited(NamedTuple):
 
 
 class ShadowRanking(ABC):
-    """Eviction order of a shadow cache, kept up by the events of its nodes."""
+    """Eviction order of each tier of a shadow cache, kept up by the events of its nodes."""
 
     def admitted(self, hits: Sequence[ShadowNode], session: SessionName | None = None) -> int:
         """A request of a session was admitted and found these nodes, root side first; returns its serial
@@ -94,20 +94,31 @@ class ShadowRanking(ABC):
             answer_end: how.
         """
 
-    @abstractmethod
-    def enter(self, node: ShadowNode) -> None:
-        """The node became evictable, or its facts changed while it was."""
+    def computed_again(self, node: ShadowNode, serial: int) -> None:  # noqa: B027 -- recency needs little
+        """A request computed a node that only the host had."""
+
+    def copies(self, node: ShadowNode) -> bool:
+        """Whether the host takes a copy of the node when it is offered one."""
+        return True
 
     @abstractmethod
-    def leave(self, node: ShadowNode) -> None:
-        """The node is not evictable any more."""
+    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
+        """The node became evictable from a tier, or its facts changed while it was.
+
+        Args:
+            below: tier that keeps a copy; None where the KV would be lost.
+        """
 
     @abstractmethod
-    def victim(self) -> ShadowNode | None:
-        """Takes the node that goes next out of the order; None where nothing is evictable."""
+    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
+        """The node is not evictable from the tier any more."""
+
+    @abstractmethod
+    def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
+        """Takes the node that goes next out of the tier's order; None where nothing is evictable."""
 
     def removed(self, node: ShadowNode) -> None:  # noqa: B027 -- recency needs little
-        """The node was evicted; its parent is still linked."""
+        """The node left its last tier; its parent is still linked."""
 
 
 class LruShadowRanking(ShadowRanking):
@@ -115,8 +126,7 @@ class LruShadowRanking(ShadowRanking):
 
     def __init__(self) -> None:
         self._time = 0
-        self._evictable: dict[int, ShadowNode] = {}
-        self._heap: list[tuple[int, int]] = []  # (last use, node id), stale where these have changed
+        self._orders = {tier: _Recency() for tier in (Tier.DEVICE, Tier.HOST)}
 
     def touched(self, node: ShadowNode) -> None:
         self._time += 1
@@ -130,17 +140,34 @@ class LruShadowRanking(ShadowRanking):
         self.touched(upper)
         self.touched(lower)
 
-    def enter(self, node: ShadowNode) -> None:
+    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
+        self._orders[tier].add(node)
+
+    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
+        self._orders[tier].discard(node)
+
+    def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
+        return self._orders[tier].pop()
+
+
+class _Recency:
+    """The evictable nodes of one tier, by their last use."""
+
+    def __init__(self) -> None:
+        self._evictable: dict[int, ShadowNode] = {}
+        self._heap: list[tuple[int, int]] = []  # (last use, node id), stale where these have changed
+
+    def add(self, node: ShadowNode) -> None:
         self._evictable[node.id] = node
         heappush(self._heap, (node.last_use, node.id))
         if len(self._heap) > 2 * len(self._evictable) + _COMPACT_SLACK:
             self._heap = [(each.last_use, each.id) for each in self._evictable.values()]
             heapify(self._heap)
 
-    def leave(self, node: ShadowNode) -> None:
+    def discard(self, node: ShadowNode) -> None:
         self._evictable.pop(node.id, None)
 
-    def victim(self) -> ShadowNode | None:
+    def pop(self) -> ShadowNode | None:
         while self._heap:
             last_use, node_id = heappop(self._heap)
             node = self._evictable.get(node_id)
@@ -165,7 +192,10 @@ class ImportanceRanking(ShadowRanking):
         self._tracker = ReuseTracker(self.policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
         self._turns = TurnTracker(self.policy.turns, page_size=page_size, on_change=self.policy.turn_changed)
         self._sessions = ShadowSessions(self._tracker, self._turns)
-        self._evictable: dict[int, ShadowNode] = {}
+        self._evictable: dict[Tier, dict[int, tuple[ShadowNode, Tier | None]]] = {
+            Tier.DEVICE: {},
+            Tier.HOST: {},
+        }
         self._transitions: dict[int, Transition] = {}
 
     @staticmethod
@@ -241,20 +271,27 @@ class ImportanceRanking(ShadowRanking):
     def _rank_again(self, nodes: Iterable[ShadowNode]) -> None:
         """The facts of these nodes changed."""
         for node in nodes:
-            if node.id in self._evictable:
-                self.enter(node)
+            for tier, evictable in self._evictable.items():
+                if node.id in evictable:
+                    self.enter(node, tier, evictable[node.id][1])
 
-    def enter(self, node: ShadowNode) -> None:
-        self._evictable[node.id] = node
-        self.policy.enter(Tier.DEVICE, node.id, self._known(node), below=None)
+    def computed_again(self, node: ShadowNode, serial: int) -> None:
+        self._tracker.accessed(self._known(node), self._transitions[serial])
 
-    def leave(self, node: ShadowNode) -> None:
-        if self._evictable.pop(node.id, None) is not None:
-            self.policy.leave(Tier.DEVICE, node.id)
+    def copies(self, node: ShadowNode) -> bool:
+        return not self._known(node).expendable
 
-    def victim(self) -> ShadowNode | None:
-        node_id = self.policy.victim(Tier.DEVICE)
-        return None if node_id is None else self._evictable.pop(node_id)
+    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
+        self._evictable[tier][node.id] = node, below
+        self.policy.enter(tier, node.id, self._known(node), below=below)
+
+    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
+        if self._evictable[tier].pop(node.id, None) is not None:
+            self.policy.leave(tier, node.id)
+
+    def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
+        node_id = self.policy.victim(tier)
+        return None if node_id is None else self._evictable[tier].pop(node_id)[0]
 
     def removed(self, node: ShadowNode) -> None:
         self._sessions.removed(node)

@@ -40,7 +40,7 @@ class TraceReader:
         files: of its segments, for some of them only.
 
     Attributes:
-        headers: of the runs seen so far.
+        headers: of the runs seen so far, each the last one.
         run: index in ``headers`` of the run that the last record is of. Segments of runs alternate where two
             servers record in one directory at a time.
         digests: digest of each page number seen so far.
@@ -72,13 +72,13 @@ class TraceReader:
 
     @property
     def header(self) -> Header:
-        """The first run's header.
+        """The first run's header, as it was at the first request.
 
         Raises:
             TraceError: the crash left not even that.
         """
         if not self.headers:
-            next(iter(self), None)
+            next((record for record in self if isinstance(record, RequestAdmitted)), None)
         if not self.headers:
             raise TraceError(f"{self.directory} holds no whole record: record again")
         return self.headers[0]
@@ -125,6 +125,7 @@ class TraceReader:
                     runs = [known.run for known in self.headers]
                     if record.run in runs:
                         self.run = runs.index(record.run)
+                        self.headers[self.run] = record
                         continue
                     if self.headers and (difference := _difference(self.headers[0], record)):
                         raise TraceError(

@@ -64,11 +64,14 @@ class RecordWriter:
         """Adds a record.
 
         Args:
-            record: without its ``pages``, where there are ``digests``.
+            record: without its ``pages``, where there are ``digests``. A header replaces the one before.
             digests: of the record's whole pages.
         """
         if self._store.is_full:
             self._start_segment()
+        if isinstance(record, Header):
+            self._header = record
+            record = msgspec.structs.replace(record, segment=self._segment)
         if digests is not None:
             assert isinstance(record, RequestAdmitted | RequestFinished)
             runs, new = self._pages.runs(digests)
@@ -89,8 +92,8 @@ class RecordWriter:
         self._store.append(frame(encode(record)))
 
     def _start_segment(self) -> None:
-        number = self._store.open_next()
+        self._segment = self._store.open_next()
         self._pages = _PageNumbers()
-        self._append(msgspec.structs.replace(self._header, segment=number))
+        self._append(msgspec.structs.replace(self._header, segment=self._segment))
         self._store.flush()
         self._store.enforce_budget()

@@ -52,8 +52,9 @@ class Header(_Record, frozen=True):
         digest: how page digests are made.
         model: name or path of the model, without its folders.
         layers: attention layers that emit; empty where not known.
-        options: settings of the importance signal, by name.
-        capacity_tokens: size of each tier that the server sized, in tokens.
+        options: settings of the importance signal, by name, and those of sglang that shadow caches ask for.
+        capacity_tokens: size of each tier that the server sized, in tokens; of the host from the first
+            request on, when the header is repeated.
         cost: constants of the cost model, by name.
         detail: how much is recorded.
     """

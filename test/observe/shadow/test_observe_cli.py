@@ -12,10 +12,14 @@ from typer.testing import CliRunner, Result
 from sgl_importance.cli.observe_command import app
 from sgl_importance.cli.server_client import Server
 from sgl_importance.observe.shadow.recorded_pair import recorded_pair
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace import open_trace
+from sgl_importance.tiers import Tier
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.lower_tiers.served_tiers import replay_served_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierSize, WritePolicy
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance_lab.sizing.cli import app as size_app
@@ -48,22 +52,35 @@ def _questions(count: int) -> list[list[int]]:
 
 @pytest.mark.nightly
 @pytest.mark.server
+@pytest.mark.parametrize("writes", [None, *HostWrites])
 def test_shadow_and_replay_compute_what_a_server_under_importance_does(
-    probe_model: Path, tmp_path: Path
+    probe_model: Path, tmp_path: Path, writes: HostWrites | None
 ) -> None:
-    """Prompts of several chunks, one at a time: they agree to the token, as they do under recency, below."""
+    """Prompts of several chunks, one at a time: they agree to the token, as they do under recency, below.
+    The recording says which tiers there were, and what a chunk was."""
     flags = ("--kv-policy", "importance", *SERVER_FLAGS, "--kv-importance-trace", str(tmp_path))
+    if writes is not None:
+        flags += ("--enable-hierarchical-cache", "--hicache-ratio", "1", "--hicache-write-policy", writes)
     with ServerProcess(*flags, model=probe_model) as server:
         replies = [server.generate(prompt, max_new_tokens=3)["meta_info"] for prompt in _questions(60)]
         wait_until_recorded(tmp_path, [reply["id"] for reply in replies])
     prompt_tokens = sum(reply["prompt_tokens"] for reply in replies)
     computed = prompt_tokens - sum(reply["cached_tokens"] for reply in replies)
-    pair = recorded_pair(open_trace(tmp_path), CHUNK_TOKENS)
+    recording = open_trace(tmp_path)
+    pair = recorded_pair(recording)
     assert pair is not None
     of_shadow = pair.comparison.other_hit_tokens
     trace = read_trace(tmp_path)
-    replay = choose_replay(IMPORTANCE, ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
-    of_replay = replay(trace, POOL_TOKENS // PAGE_SIZE).hit_tokens
+    if writes is None:
+        replay = choose_replay(IMPORTANCE, ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
+        of_replay = replay(trace, POOL_TOKENS // PAGE_SIZE).hit_tokens
+    else:
+        tiers = recording.header.capacity_tokens
+        sizes = tuple(TierSize(Tier(tier), tiers[tier] // PAGE_SIZE, IMPORTANCE, 1.0) for tier in tiers)
+        setup = TieredSetup(sizes, WritePolicy(writes), 1.0, 1, CHUNK_TOKENS)
+        device, host = replay_served_tiers(trace, setup).tiers
+        assert host.hit_tokens > 0, "something was loaded"
+        of_replay = device.hit_tokens + host.hit_tokens
     print(f"computed: server {computed} of {prompt_tokens}")
     assert (prompt_tokens - of_shadow, prompt_tokens - of_replay) == (computed, computed)
 
@@ -102,9 +119,7 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
     replay = choose_replay("lru", ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
     assert replay(read_trace(tmp_path), POOL_TOKENS // PAGE_SIZE).hit_tokens == report["lru_hit_tokens"]
     sized = tmp_path / "size.json"
-    size = CliRunner().invoke(
-        size_app, [*map(str, (tmp_path, "--jobs", 1, "--chunk-tokens", CHUNK_TOKENS, "--json", sized))]
-    )
+    size = CliRunner().invoke(size_app, [*map(str, (tmp_path, "--jobs", 1, "--json", sized))])
     assert size.exit_code == 0, size.output
     of_size = json.loads(sized.read_text())["observed"]
     assert {name: report[name] for name in of_size if name != "volatile"} == {

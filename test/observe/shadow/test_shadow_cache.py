@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
+from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
@@ -167,23 +168,36 @@ def test_chunks_change_nothing_where_everything_fits(drawn: list, chunk: int, ki
             cache.check_integrity()
 
 
-def test_a_host_tier_counts_whole_under_write_back_and_in_place_of_the_device_under_write_through() -> None:
-    """Six documents in turn, a device of three, a host of four: only both together hold them."""
-    pair = ShadowPair(2 * 3 + 2, PAGE_SIZE, CostModel(**COST), 64)
-    pair.add_host(2 * 4 + 2)
-    prompt = 2 * PAGE_SIZE + 1
+def served_in_turn(pair: ShadowPair) -> None:
+    """Five times six documents of three pages."""
+    prompt = 3 * PAGE_SIZE + 1
     for turn in range(5):
         for document in range(6):
-            name, pages = f"{turn} {document}", [b"%d %d" % (document, page) for page in range(2)]
+            name, pages = f"{turn} {document}", [b"%d %d" % (document, page) for page in range(3)]
             pair.admit(name, pages, prompt)
             pair.finish(name, pages, prompt)
+
+
+def test_a_host_tier_counts_whole_under_write_back_and_in_place_of_the_device_under_write_through() -> None:
+    """A device of three documents, a host of four: only both together hold all six."""
+    pair = ShadowPair(3 * 3 + 2, PAGE_SIZE, CostModel(**COST), 64)
+    pair.add_host(3 * 4 + 2)
+    served_in_turn(pair)
     back = pair.write_back
     assert back is not None
     assert back.lru_hit_tokens == 0
-    assert back.other_hit_tokens == pair.larger[2].other_hit_tokens == 4 * 6 * 2 * PAGE_SIZE
+    assert back.other_hit_tokens == pair.larger[2].other_hit_tokens == 4 * 6 * 3 * PAGE_SIZE
     document = pair.document()
     assert document["write_back"]["hit_tokens"] == back.other_hit_tokens
     assert document["lru_hit_tokens"] == 0
+
+
+def test_a_server_that_writes_back_is_not_told_to() -> None:
+    pair = ShadowPair(3 * 3 + 2, PAGE_SIZE, CostModel(**COST), 64)
+    pair.add_host(3 * 4 + 2, HostWrites.WRITE_BACK)
+    served_in_turn(pair)
+    assert "write_back" not in pair.document()
+    assert pair.comparison.lru_hit_tokens == 4 * 6 * 3 * PAGE_SIZE
 
 
 def test_a_prompt_that_the_pool_refuses_is_in_no_larger_one() -> None:

@@ -18,7 +18,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.observe.trace import TraceError, open_trace
 from sgl_importance.observe.trace import record_writer as writer_module
 from sgl_importance.observe.trace import segments as segments_module
-from sgl_importance.observe.trace.reader import check_continues
+from sgl_importance.observe.trace.reader import TraceReader, check_continues
 from sgl_importance.observe.trace.record_writer import RecordWriter
 from sgl_importance.observe.trace.records import (
     AnswerTold,
@@ -214,6 +214,24 @@ def test_a_recording_of_which_a_crash_left_nothing_whole_is_gone_on_with(tmp_pat
     (file,) = segment_files(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
     check_continues(tmp_path, msgspec.structs.replace(make_header(run="two"), model="other"))
+
+
+def test_what_is_known_of_the_server_with_the_first_request_is_in_its_header(tmp_path: Path) -> None:
+    """sglang makes the host tier behind the header; segments that begin later say its size at once."""
+    header = make_header(capacity_tokens={"device": 128})
+    writer = RecordWriter(tmp_path, header, max_bytes=1 << 20)
+    sized = msgspec.structs.replace(header, capacity_tokens={"device": 128, "host": 512})
+    for record in (Dropped(0), sized, make_admitted(1)):
+        writer.write(record)
+    writer._start_segment()
+    writer.write(make_admitted(2))
+    writer.close()
+    whole = open_trace(tmp_path)
+    assert whole.header.capacity_tokens == sized.capacity_tokens
+    assert [type(record) for record in whole] == [Header, Dropped, RequestAdmitted, RequestAdmitted]
+    assert [each.segment for each in whole.headers] == [1], "the last that was read"
+    files = segment_files(tmp_path)
+    assert TraceReader(tmp_path, files[-1:]).header.capacity_tokens == sized.capacity_tokens
 
 
 def test_a_segment_that_goes_while_others_are_read_is_left_out(tmp_path: Path) -> None:

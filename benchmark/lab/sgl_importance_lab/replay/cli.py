@@ -14,7 +14,7 @@ from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.chain_command import replay_chain
 from sgl_importance_lab.replay.formats.line_reader import ReadOptions
 from sgl_importance_lab.replay.lower_tiers.chain_replay import ChainHardware
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance_lab.replay.policy_registry import DEFAULT_POLICIES, OPTIMUM
 from sgl_importance_lab.replay.ray_cluster import RayCluster
 from sgl_importance_lab.replay.replay_arguments import (
@@ -134,7 +134,13 @@ def replay_command(
     storage_blocks: Annotated[
         int, typer.Option(min=0, rich_help_panel=_TIERS, help="Capacity of the storage in blocks.")
     ] = 0,
-    host_policy: Annotated[str, typer.Option(rich_help_panel=_TIERS, help="Policy of the host.")] = "lru",
+    host_policy: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_TIERS,
+            help="Policy of the host; lru if absent, and with --node-granular that of the device.",
+        ),
+    ] = None,
     storage_policy: Annotated[
         str, typer.Option(rich_help_panel=_TIERS, help="Policy of the storage.")
     ] = "lru",
@@ -239,28 +245,29 @@ def replay_command(
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
     if device_blocks is None and (host_blocks or storage_blocks):
         fail("--host-blocks and --storage-blocks need --device-blocks")
-    if device_blocks is not None and (object_level or node_granular or plot_file is not None):
-        fail("--device-blocks replays tiers: leave out --object-level, --node-granular and --plot")
+    if device_blocks is not None and (object_level or plot_file is not None):
+        fail("--device-blocks replays tiers: leave out --object-level and --plot")
     check_results(json_file, plot_file)
     options = ReadOptions(tokenizer, block_tokens, object_level, alive)
+    chunk = (chunk_tokens or SERVER_CHUNK_TOKENS) if node_granular else None
 
     if device_blocks is not None:
-        lower = [
-            TierSize(tier, capacity, _only_policy(f"--{tier}-policy", policy), gbps * 1e9)
-            for tier, capacity, policy, gbps in (
-                (Tier.HOST, host_blocks, host_policy, host_gbps),
-                (Tier.STORAGE, storage_blocks, storage_policy, storage_gbps),
-            )
-            if capacity
-        ]
+
+        def sizes(name: str) -> tuple[TierSize, ...]:
+            of_host = host_policy or (name if node_granular else "lru")
+            lower = [
+                TierSize(tier, capacity, _only_policy(f"--{tier}-policy", policy), gbps * 1e9)
+                for tier, capacity, policy, gbps in (
+                    (Tier.HOST, host_blocks, of_host, host_gbps),
+                    (Tier.STORAGE, storage_blocks, storage_policy, storage_gbps),
+                )
+                if capacity
+            ]
+            return TierSize(Tier.DEVICE, device_blocks, name, float("inf")), *lower
+
         try:
             setups = [
-                TieredSetup(
-                    (TierSize(Tier.DEVICE, device_blocks, name, float("inf")), *lower),
-                    write_policy,
-                    prefill_tokens_per_second,
-                    bytes_per_token,
-                )
+                TieredSetup(sizes(name), write_policy, prefill_tokens_per_second, bytes_per_token, chunk)
                 for name in names
             ]
         except TierError as error:
@@ -282,7 +289,6 @@ def replay_command(
     mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
     read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
     planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
-    chunk = (chunk_tokens or SERVER_CHUNK_TOKENS) if node_granular else None
     replays = [
         Job(index, policy, capacity, mode, seeds[index % len(seeds)], chunk)
         for index, trace in enumerate(read)

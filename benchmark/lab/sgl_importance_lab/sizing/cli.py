@@ -15,7 +15,6 @@ from rich.table import Table
 
 from sgl_importance.cli.observe_command import print_report, summarize
 from sgl_importance.observe.shadow.recorded_pair import recorded_pair
-from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.terminal import add_texts, fail, plain, show, some_path
 from sgl_importance.tiers import Tier
@@ -95,9 +94,9 @@ def size_command(
     ] = 2.0,
     format_name: FormatName = None,
     chunk_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="The recorded server's --chunked-prefill-size, for what observe says."),
-    ] = SERVER_CHUNK_TOKENS,
+        int | None,
+        typer.Option(min=1, help="Another --chunked-prefill-size than the recorded, for what observe says."),
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", parser=some_path, metavar="PATH", help="Write the result to this file."),
@@ -163,7 +162,7 @@ def size_command(
         plot_rows(rows, {trace.name: trace.num_blocks}, plot_file)
 
 
-def _observed(recording: Path, chunk_tokens: int) -> dict[str, Any] | None:
+def _observed(recording: Path, chunk_tokens: int | None) -> dict[str, Any] | None:
     """What ``sgl-importance observe`` would have said of the recorded server; None of other traces."""
     if not recorded.matches(recording):
         return None

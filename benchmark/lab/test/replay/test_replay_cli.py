@@ -125,6 +125,21 @@ def test_nodes_are_chunks_and_what_is_too_long_is_refused(tmp_path: Path) -> Non
     assert "it needs --node-granular" in refused.output
 
 
+def test_tiers_of_whole_nodes_are_ranked_by_one_policy(tmp_path: Path) -> None:
+    """Two texts of two blocks, a device of two, with one to spare, and a host of four."""
+    path, out = tmp_path / "paths.jsonl", tmp_path / "rows.json"
+    record = {"timestamp": 0, "output_length": 1, "input_length": 1025}
+    paths = ([1, 2, 3], [4, 5, 6], [1, 2, 7])
+    path.write_text("\n".join(json.dumps(record | {"hash_ids": ids}) for ids in paths))
+    sizes = ["--device-blocks", 4, "--host-blocks", 4, "--write-policy", "write_back"]
+    result = _run(path, *sizes, "--node-granular", "--policies", "lru,importance", "--json", out)
+    assert result.exit_code == 0, result.output
+    for row, policy in zip(_rows(out), ("lru", "importance"), strict=True):
+        assert [tier["policy"] for tier in row["tiers"]] == [policy, policy]
+        assert [tier["hit_tokens"] for tier in row["tiers"]] == [0, 1024]
+        assert row["recomputed_tokens"] == 2 * 1025 + 1
+
+
 def test_traces_of_one_name_are_told_apart(trace_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
@@ -186,6 +201,11 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "4", "--object-level", "--node-granular"], "objects have no nodes"),
         (["--capacity-blocks", "4", "--host-blocks", "4"], "need --device-blocks"),
         (["--device-blocks", "4", "--object-level"], "--device-blocks replays tiers"),
+        (
+            ["--device-blocks", "4", "--host-blocks", "4", "--node-granular", "--policies", "fifo"],
+            "whole nodes are ranked on both tiers by one of lru and importance",
+        ),
+        (["--device-blocks", "4", "--node-granular"], "give these two, and no storage"),
         (
             ["--device-blocks", "4", "--host-blocks", "4", "--host-policy", "lru,fifo"],
             "--host-policy takes one policy, not 'lru,fifo'",

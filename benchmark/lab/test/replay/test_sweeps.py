@@ -112,7 +112,7 @@ def test_rows_of_other_cells_are_not_taken_over(
 def test_another_process_knows_the_cells_again() -> None:
     """Hashes of strings, and so the order of sets of them, differ from process to process."""
     program = """
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierSize, WritePolicy
 from sgl_importance_lab.replay.report.journal import _cell_digest
 from sgl_importance_lab.replay.report.tier_report import TieredJob
 from sgl_importance.tiers import Tier

@@ -11,14 +11,8 @@ from sgl_importance.tiers import Tier
 from sgl_importance_lab.policies.lru import LruPolicy
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.compiled.fast_lru import replay_lru
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import (
-    TieredCounts,
-    TieredSetup,
-    TierError,
-    TierSize,
-    WritePolicy,
-    replay_tiers,
-)
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredCounts, replay_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance_lab.replay.policy_registry import POLICY_NAMES, TRACE_FOLLOWERS, create_policy
 from sgl_importance_lab.replay.trace import Trace
 

@@ -3,7 +3,8 @@
 A request finds each block of its prefix in the fastest tier that has it, up to the first block that no tier
 has; from there on everything is computed. Blocks found below the device are loaded up, through every tier
 in between, so all blocks of the request end up on the device. Each tier evicts leaf-only
-among its own blocks, once the request has ended.
+among its own blocks, once the request has ended. No server does better: it gives up whole nodes.
+``lower_tiers.served_tiers`` replays what a server does.
 
 How blocks come to the lower tiers is the write policy, as in sglang's ``--hicache-write-policy``:
     ``write_through``: every block of a request is copied to the lower tiers that lack it; evicting drops.
@@ -16,76 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.errors import ImportanceError
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.policies.base import EvictionPolicy
-from sgl_importance_lab.replay.policy_registry import TRACE_FOLLOWERS, create_policy
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, TierSize
+from sgl_importance_lab.replay.policy_registry import create_policy
 from sgl_importance_lab.replay.trace import NO_PARENT, Trace
-
-
-class WritePolicy(StrEnum):
-    WRITE_THROUGH = "write_through"
-    WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    WRITE_BACK = "write_back"
-
-
-class TierError(ImportanceError, ValueError):
-    """Tiers that cannot be replayed; the message names the cure."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierSize:
-    """A tier and its policy.
-
-    Attributes:
-        capacity: blocks that it can hold.
-        policy: name of its eviction policy.
-        bytes_per_second: bandwidth towards the tier above; unused for the device.
-    """
-
-    tier: Tier
-    capacity: int
-    policy: str
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class TieredSetup:
-    """The tiers and costs of a tiered replay.
-
-    Attributes:
-        sizes: from the fastest tier on; the first is the device.
-        prefill_tokens_per_second: rate at which missing tokens are computed.
-        bytes_per_token: KV bytes of one token over all layers.
-    """
-
-    sizes: tuple[TierSize, ...]
-    write_policy: WritePolicy
-    prefill_tokens_per_second: float
-    bytes_per_token: int
-
-    def __post_init__(self) -> None:
-        assert self.sizes[0].tier is Tier.DEVICE
-        if not self.writes_through:
-            for size in self.sizes[1:]:
-                if size.policy in TRACE_FOLLOWERS:
-                    raise TierError(
-                        f"{size.policy} follows the requests, but under write_back the {size.tier} tier gets "
-                        "blocks between them: use write_through, or another policy there"
-                    )
-
-    @property
-    def writes_through(self) -> bool:
-        return self.write_policy is not WritePolicy.WRITE_BACK
-
-    def copies(self, *, again: bool) -> bool:
-        """Whether a block is copied down when a request asks for it; ``again``: not for the first time."""
-        return self.writes_through and (again or self.write_policy is WritePolicy.WRITE_THROUGH)
 
 
 @dataclass(frozen=True, slots=True)

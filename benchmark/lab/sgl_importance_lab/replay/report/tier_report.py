@@ -11,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sgl_importance.terminal import add_texts, plain
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import TierCounts, TieredSetup, replay_tiers
+from sgl_importance_lab.replay.lower_tiers.served_tiers import replay_served_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import TierCounts, replay_tiers
+from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup
 from sgl_importance_lab.replay.trace import Trace
 
 
@@ -46,7 +48,10 @@ class TieredRow:
 def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
     trace = traces[job.trace]
     start = time.perf_counter()
-    counts = replay_tiers(trace, job.setup, seed=job.seed)
+    if job.setup.chunk_tokens is None:
+        counts = replay_tiers(trace, job.setup, seed=job.seed)
+    else:
+        counts = replay_served_tiers(trace, job.setup)
     seconds = time.perf_counter() - start
     median, tail = np.percentile(counts.ttft_seconds, (50, 95))
     return TieredRow(
