@@ -32,6 +32,7 @@ from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
@@ -62,13 +63,19 @@ class Foresight(LruShadowRanking):
     def __init__(self, future: Future) -> None:
         super().__init__()
         self._future = future
+        self._leaves: dict[int, ShadowNode] = {}
 
-    def victim(self) -> ShadowNode | None:
-        if not self._evictable:
+    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
+        self._leaves[node.id] = node
+
+    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
+        self._leaves.pop(node.id, None)
+
+    def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
+        if not self._leaves:
             return None
-        node = max(self._evictable.values(), key=lambda node: (self._future.next_use(node), -node.last_use))
-        del self._evictable[node.id]
-        return node
+        node = max(self._leaves.values(), key=lambda node: (self._future.next_use(node), -node.last_use))
+        return self._leaves.pop(node.id)
 
 
 class Compared(ImportanceRanking):
@@ -77,22 +84,38 @@ class Compared(ImportanceRanking):
     def __init__(self, capacity: int, future: Future, requests: int) -> None:
         super().__init__(UNIFORM_COST, PAGE, ghost_pages_of(capacity))
         self.counts: Counter[str] = Counter()
+        self._leaves: dict[int, ShadowNode] = {}
         self._future = future
         self._third = requests / 3
 
-    def victim(self) -> ShadowNode | None:
-        leaves = list(self._evictable.values())
-        if (node := super().victim()) is None:
+    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
+        self._leaves[node.id] = node
+        super().enter(node, tier, below)
+
+    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
+        self._leaves.pop(node.id, None)
+        super().leave(node, tier)
+
+    def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
+        leaves = list(self._leaves.values())
+        if (node := super().victim(tier)) is None:
             return None
-        oldest = min(leaves, key=lambda leaf: (self._known(leaf).last_access, leaf.id))
+        del self._leaves[node.id]
+        oldest = min(leaves, key=lambda leaf: (last_access(leaf), leaf.id))
         when = "first third" if self._future.now < self._third else "later"
         ours, recency = self._future.next_use(node), self._future.next_use(oldest)
-        if self._known(oldest).last_access == self._known(node).last_access:
+        if last_access(oldest) == last_access(node):
             judged = "same age"
         else:
             judged = "better" if ours > recency else "worse" if ours < recency else "equal"
         self.counts[f"{when}: {judged}"] += PAGE * len(node.pages)
         return node
+
+
+def last_access(node: ShadowNode) -> int:
+    """Admitted requests when it was visited last."""
+    assert node.metadata is not None
+    return node.metadata.last_access
 
 
 def trace_of(requests: list[Sent]) -> Trace:

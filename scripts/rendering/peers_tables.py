@@ -14,7 +14,6 @@ _Row = Mapping[str, Any]
 _Rows = Mapping[int, _Row]
 _ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
     "device": ("stock sglang", "vLLM", "ours"),
-    "device, before decision 36": ("stock sglang", "vLLM", "ours before decision 36"),
     "device, host": ("stock + HiCache", "vLLM + LMCache", "ours + HiCache"),
 }
 _WORKLOADS = ("agents", "documents", "chat", "scan")
