@@ -27,12 +27,12 @@ from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
 from sgl_importance_lab.replay.formats.detect import read_trace
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations.parsed_answers import answered
 from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.placement.answer_ends import AnswerEnds
 
 from support.drivers.ledgered_tree import prewarm, start, weights_loaded
+from support.drivers.shadowed_tree import shadowed
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
 from support.nightly_cases import rest_nightly
@@ -343,7 +343,7 @@ def test_shadows_and_the_recording_hear_what_is_told_later(tmp_path: Path) -> No
     )
     driver = with_tools(TreeDriver("observe", recorder=recorder), mark_every_call=False)
     pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
-    shadowing = driver.component._shadowing = driver.component.requests._shadowing = Shadowing(pair)
+    shadowing = shadowed(driver.component, pair)
     told, _ = (serve(driver, prompt(1000 * number, 3), calls=True) for number in (1, 2))
     driver.evict(10**6)  # shadows and recording do not depend on what the server still holds
     report = {"ends": {told.rid: int(AnswerEnd.TOOL_CALL), "another server's": 2}}

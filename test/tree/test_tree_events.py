@@ -13,8 +13,8 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.reuse.reuse_class import BlockType
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
-from sglang_importance.observe.shadowing import Shadowing
 
+from support.drivers.shadowed_tree import shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
 
@@ -120,7 +120,7 @@ def test_a_retracted_request_stays_one_query_and_one_access(make_driver):
 def test_a_request_that_is_aborted_behind_its_retraction_leaves_the_shadows(make_driver):
     driver = make_driver("observe")
     pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
-    shadowing = driver.component._shadowing = driver.component.requests._shadowing = Shadowing(pair)
+    shadowing = shadowed(driver.component, pair)
     waiting, aborted = (driver.admit(prompt(1000 * number, 3)) for number in (1, 2))
     for request in (waiting, aborted):
         driver.prefill(request)

@@ -19,12 +19,12 @@ from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.gauges import gauge_values
 from sglang_importance.metrics.publisher import counter_values, histograms, label_values
-from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations import handlers
 from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.tree.body_mass import body_mass_of
 
+from support.drivers.shadowed_tree import shadowed
 from support.drivers.tiered_driver import tiered
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
@@ -241,7 +241,7 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
     driver = make_driver("observe", tokens=128)
     component = driver.component
     pair = ShadowPair(128 // PAGE, PAGE, component.state.policy.cost, 256)
-    shadowing = component._shadowing = component.requests._shadowing = Shadowing(pair)
+    shadowing = shadowed(component, pair)
     own = {metric.name for metric in METRICS if metric.name.startswith(("observed_", "shadow_"))}
 
     def traffic() -> None:

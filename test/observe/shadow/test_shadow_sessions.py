@@ -15,10 +15,10 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations.handlers import OPERATIONS
 
 from support.drivers.hinted_requests import envelope
+from support.drivers.shadowed_tree import shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import prompt
 from support.workloads.recordings import COST
@@ -104,7 +104,7 @@ def test_it_matters_that_the_shadow_is_told() -> None:
 def test_an_observing_server_tells_its_shadow(by_hint: bool) -> None:
     driver = TreeDriver(options=ImportanceOptions(policy="observe"))
     pair = ShadowPair(64, PAGE, driver.component.state.policy.cost, 256)
-    shadowing = driver.component._shadowing = driver.component.requests._shadowing = Shadowing(pair)
+    shadowing = shadowed(driver.component, pair)
     for session, start in (("a", 0), ("b", 1000)):
         request = driver.admit(prompt(start, 3))
         request.session_id = session
