@@ -87,6 +87,7 @@ class Compared(ImportanceRanking):
         self._leaves: dict[int, ShadowNode] = {}
         self._future = future
         self._third = requests / 3
+        self.policy.admit()  # sglang asks its server once before anybody does
 
     def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
         self._leaves[node.id] = node
