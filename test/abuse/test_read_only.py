@@ -116,7 +116,9 @@ def test_a_recording_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None
     read_only(folder)
     context = SimpleNamespace(
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=SimpleNamespace(size=640)),
-        server_args=SimpleNamespace(model_path="model", dp_size=1),
+        server_args=SimpleNamespace(
+            model_path="model", dp_size=1, chunked_prefill_size=512, hicache_write_policy="write_through"
+        ),
     )
     options = ImportanceOptions(policy="observe", trace=TraceOptions(directory=str(folder)))
     policy = ImportancePolicy(CostModel(1e-5, 1e-9, 4096, 1e9, 1e8))

@@ -30,7 +30,12 @@ def recorder_for(trace: Path, model: str = "some-model") -> Any:
     allocator = SimpleNamespace(size=640)
     context = SimpleNamespace(
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
-        server_args=SimpleNamespace(model_path=f"models/{model}", dp_size=1),
+        server_args=SimpleNamespace(
+            model_path=f"models/{model}",
+            dp_size=1,
+            chunked_prefill_size=512,
+            hicache_write_policy="write_through",
+        ),
     )
     options = ImportanceOptions(policy="observe", trace=TraceOptions(directory=str(trace), megabytes=3))
     return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]
