@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import HTTPException
-
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -55,25 +53,17 @@ _READING = frozenset(
 
 def _around_error(respond: Callable[..., Any], serving: Any, *args: Any, **fields: Any) -> Any:
     error = sys.exception()
-    message = None if error is None else _of_client(error)
-    if fields.get("status_code") != 500 or error is None or message is None:
+    if fields.get("status_code") != 500 or not isinstance(error, (ValueError, *UNREADABLE)):
         return respond(serving, *args, **fields)
     frames = traceback.extract_tb(error.__traceback__)
     if importance_options(tokenizer_manager().server_args) is None or not any(
         frame.name in _READING for frame in frames
     ):
         return respond(serving, *args, **fields)
-    said = {"message": message, "status_code": 400}
+    said = {"message": unreadable(error), "status_code": 400}
     if "error_type" in fields:
         return respond(serving, **said, error_type="invalid_request_error")
     return respond(serving, **said)
-
-
-def _of_client(error: BaseException) -> str | None:
-    """What is said of an error of the client's; None of others."""
-    if isinstance(error, HTTPException):  # at a header
-        return str(error.detail) if error.status_code < 500 else None
-    return unreadable(error) if isinstance(error, (ValueError, *UNREADABLE)) else None
 
 
 HOOKS: dict[str, Hook] = {

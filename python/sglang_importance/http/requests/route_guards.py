@@ -90,11 +90,23 @@ def _in_front(look: Callable[[dict[str, Any]], None]) -> Any:
         if importance_options(tokenizer_manager().server_args) is None:
             return
         try:
+            _check_rank(request)
             look(await _body(request))
         except ValueError as error:
             raise HTTPException(status_code=400, detail=str(error)) from None
 
     return Depends(dependency)
+
+
+def _check_rank(request: Request) -> None:
+    """sglang reads the header only behind the conversion of a request, and some of its routes answer 500."""
+    arguments: Any = tokenizer_manager().server_args  # sglang puts its fields together at import
+    named = request.headers.get("x-data-parallel-rank")
+    ranks = range(max(arguments.dp_size, 1))
+    if named is not None and named not in map(str, ranks):
+        raise ValueError(
+            f"X-Data-Parallel-Rank: wants a rank from 0 to {ranks[-1]} (--dp-size), not {named[:40]!r}"
+        )
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -136,6 +148,7 @@ def _carrying(endpoint: Endpoint, family: Family) -> Endpoint:
         (raw_request,) = (each for each in arguments.values() if isinstance(each, Request))
         (request,) = (each for each in arguments.values() if each is not raw_request)
         try:
+            _check_rank(raw_request)
             carried = await _carried(family, request, raw_request)
         except ValueError as error:
             return _refused(raw_request, error)
