@@ -42,7 +42,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
     monkeypatch.delitem(NATIVE, "vertex_generate", raising=False)
     guard_routes(app)
     check_routes(app)
-    arguments = SimpleNamespace()
+    arguments = SimpleNamespace(dp_size=1)
     attach_options(arguments, ImportanceOptions(policy=policy))
     manager = SimpleNamespace(server_args=arguments, model_config=SimpleNamespace(vocab_size=VOCABULARY))
     monkeypatch.setattr(server_state, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=manager))

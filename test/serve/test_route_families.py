@@ -135,7 +135,7 @@ def guarded_client(monkeypatch: pytest.MonkeyPatch, policy: str = "importance") 
     async def flush_cache(body: dict[str, Any]) -> Any:
         return {}
 
-    arguments = SimpleNamespace()
+    arguments = SimpleNamespace(dp_size=1)
     attach_options(arguments, ImportanceOptions(policy=policy))
     manager = SimpleNamespace(server_args=arguments)
     monkeypatch.setattr(server_state, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=manager))
