@@ -54,7 +54,7 @@ class Priors(NamedTuple):
             stays away is believed to visit less and less often.
         gap_strength: intervals that ``gap_hazards`` are worth, per bucket.
         is_shrunk: whether what chance explains is taken out (``reuse.shrinkage``). Turns gain by it while
-            there are few; classes of nodes lose (docs/evidence/eviction.md).
+            there are few; classes of nodes lose (docs/decisions/036-chance-is-taken-out-of-turns.md).
     """
 
     hazard: float

@@ -53,6 +53,9 @@ def test_a_host_that_holds_all_loses_only_what_is_not_worth_a_load(
     counts = replay(trace, capacity, 10**4, policy, writes)
     prompts = trace.input_tokens[(trace.offsets[1:] - trace.offsets[:-1]) <= capacity]
     assert counts.recomputed_tokens + sum(tier.hit_tokens for tier in counts.tiers) == prompts.sum()
+    assert counts.refused_requests == trace.num_requests - len(prompts)
+    assert counts.refused_tokens == trace.input_tokens.sum() - prompts.sum()
+    assert len(counts.ttft_seconds) == len(prompts), "what is refused has no first token"
     if len(prompts) == trace.num_requests:
         lost = endless.hit_tokens - sum(tier.hit_tokens for tier in counts.tiers)
         assert 0 <= lost < 10 * trace.num_requests

@@ -5,32 +5,30 @@ One request at a time, as in ``replay.served_nodes``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites, TieredShadowCache
-from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.lower_tiers.tiered_replay import TierCounts, TieredCounts
 from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace
 
-_NEXT_TO_NOTHING = (
-    1e-15  # seconds per pair of tokens: as in ``TieredSetup``, a token costs what any other does
-)
-
 
 def replay_served_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
-    """Replays all requests; one that is longer than the device's pool is refused, and counts nowhere."""
+    """Replays all requests; one that is longer than the device's pool is refused."""
     assert trace.parents is not None, "independent objects have no prefix tree"
     device, host = setup.sizes
     tokens = trace.block_tokens
-    cost = CostModel(
+    cost = replace(
+        UNIFORM_COST,
         prefill_seconds_per_token=1 / setup.prefill_tokens_per_second,
-        prefill_seconds_per_token_pair=_NEXT_TO_NOTHING,
         bytes_per_token=setup.bytes_per_token,
         host_bytes_per_second=host.bytes_per_second,
         storage_bytes_per_second=host.bytes_per_second,
@@ -47,12 +45,15 @@ def replay_served_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
         chunk_tokens=setup.chunk_tokens,
     )
     served = ServedPages(trace)
-    ttft = np.zeros(trace.num_requests)
-    found = recomputed = 0
+    ttft: list[float] = []
+    found = recomputed = refused = refused_blocks = refused_tokens = 0
     for index in range(trace.num_requests):
         prompt_tokens, loaded = int(trace.input_tokens[index]), cache.loaded
         hits = cache.admit(str(index), served.prompt(index), prompt_tokens)
         if hits is None:
+            refused += 1
+            refused_blocks += int(trace.offsets[index + 1] - trace.offsets[index])
+            refused_tokens += prompt_tokens
             continue
         cache.finish(
             str(index),
@@ -63,9 +64,8 @@ def replay_served_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
         found += hits
         recomputed += prompt_tokens - hits
         loaded_bytes = (cache.loaded - loaded) * tokens * setup.bytes_per_token
-        ttft[index] = (
-            loaded_bytes / host.bytes_per_second + (prompt_tokens - hits) / setup.prefill_tokens_per_second
-        )
+        computing = (prompt_tokens - hits) / setup.prefill_tokens_per_second
+        ttft.append(loaded_bytes / host.bytes_per_second + computing)
     on_host = cache.loaded
     on_device = found // tokens - on_host
     return TieredCounts(
@@ -82,5 +82,8 @@ def replay_served_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
             ),
         ),
         recomputed,
-        ttft,
+        np.array(ttft),
+        refused,
+        refused_blocks,
+        refused_tokens,
     )

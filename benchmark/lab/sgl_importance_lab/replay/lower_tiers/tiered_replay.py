@@ -55,12 +55,19 @@ class TieredCounts:
     Attributes:
         recomputed_tokens: prompt tokens that no tier had.
         ttft_seconds: estimated time to first token of each request, without queueing: blocks found below
-            the device are loaded, tier after tier, then the rest is computed; float64 [requests].
+            the device are loaded, tier after tier, then the rest is computed; float64 [requests served].
+        refused_requests: requests that the device could not hold, which a server refuses; they are in no
+            other count.
+        refused_blocks: of these.
+        refused_tokens: of their prompts.
     """
 
     tiers: tuple[TierCounts, ...]
     recomputed_tokens: int
     ttft_seconds: npt.NDArray[np.float64]
+    refused_requests: int = 0
+    refused_blocks: int = 0
+    refused_tokens: int = 0
 
 
 class TierCache:

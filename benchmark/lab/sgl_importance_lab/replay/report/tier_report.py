@@ -43,6 +43,7 @@ class TieredRow:
     ttft_p95: float
     tiers: tuple[TierCounts, ...]
     seconds: float
+    refused_requests: int = 0
 
 
 def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
@@ -53,20 +54,22 @@ def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
     else:
         counts = replay_served_tiers(trace, job.setup)
     seconds = time.perf_counter() - start
-    median, tail = np.percentile(counts.ttft_seconds, (50, 95))
+    ttft = counts.ttft_seconds if counts.ttft_seconds.size else np.zeros(1)  # every request was refused
+    median, tail = np.percentile(ttft, (50, 95))
     return TieredRow(
         trace=trace.name,
         policy=job.setup.sizes[0].policy,
         write_policy=job.setup.write_policy,
         requests=trace.num_requests,
-        blocks=trace.num_accesses,
-        prompt_tokens=int(trace.input_tokens.sum()),
+        blocks=trace.num_accesses - counts.refused_blocks,
+        prompt_tokens=int(trace.input_tokens.sum()) - counts.refused_tokens,
         recomputed_tokens=counts.recomputed_tokens,
-        ttft_mean=float(counts.ttft_seconds.mean()),
+        ttft_mean=float(ttft.mean()),
         ttft_p50=float(median),
         ttft_p95=float(tail),
         tiers=counts.tiers,
         seconds=seconds,
+        refused_requests=counts.refused_requests,
     )
 
 
@@ -79,7 +82,13 @@ def tiered_table(row: TieredRow) -> Table:
         pad_edge=False,
         title=plain(f"{row.trace}, {row.policy} on the device, {row.write_policy}", "table.title"),
         caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
-        f"p95 {row.ttft_p95:.3f} s",
+        f"p95 {row.ttft_p95:.3f} s"
+        + (
+            f"; longer than the device, so refused and not counted: {row.refused_requests:,} of "
+            f"{row.requests:,} requests"
+            if row.refused_requests
+            else ""
+        ),
     )
     for title in ("blocks", "block hits", "M tokens", "token hits", "GB loaded", "GB written"):
         table.add_column(title, justify="right")
