@@ -69,6 +69,12 @@ def _sampling(_: object) -> None:
     install_hooks(HOOKS)
 
 
+def _chunks(_: object) -> None:
+    from sglang_importance.cache.chunk_room import HOOKS
+
+    install_hooks(HOOKS)
+
+
 def _misses(options: ImportanceOptions) -> None:
     if options.misses.memory:
         from sglang_importance.cache.room import HOOKS
@@ -200,6 +206,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "attention": _attention,
     "reports": _reports,
     "sampling": _sampling,
+    "chunks": _chunks,
     "misses": _misses,
     "weight watch": _weight_watch,
 }

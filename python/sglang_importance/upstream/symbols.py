@@ -45,6 +45,8 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
     f"{_SRT}.managers.schedule_batch.Req.output_ids_through_stop": None,
     f"{_SRT}.managers.scheduler.Scheduler.process_batch_result": "self, batch, result",
+    f"{_SRT}.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": "self, chunk_limit",
+    f"{_SRT}.mem_cache.prefill_budget.PrefillBudget.remaining_current": None,
     # why a prompt was not found
     f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_extend": "self",
     f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_decode": "self",

@@ -1,0 +1,42 @@
+"""A plugin that takes room away between two chunks of a prompt, once; copies to lower tiers lock pages so.
+
+Found by sglang through the folder's dist-info, where PYTHONPATH names the folder; no part of the package.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+LEFT_TOKENS = 48
+PASSES = 3
+_taken: Any = None
+_passes = 0
+
+
+def take_room_for_some_passes(add_chunked_req: Any, adder: Any, request: Any) -> Any:
+    global _taken, _passes
+    allocator = adder.token_to_kv_pool_allocator
+    if _passes == 0:
+        _taken = allocator.alloc(allocator.available_size() - LEFT_TOKENS)
+    elif _passes == PASSES:
+        allocator.free(_taken)
+    before = len(adder.can_run_list)
+    left = add_chunked_req(adder, request)
+    if _passes <= PASSES:
+        admitted = request.extend_range.length if len(adder.can_run_list) > before else 0
+        logger.info("kv_room_fault: pass %d, a chunk of %d tokens", _passes, admitted)
+    _passes += 1
+    return left
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+        take_room_for_some_passes,
+        HookType.AROUND,
+    )
