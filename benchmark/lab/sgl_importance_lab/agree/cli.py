@@ -129,7 +129,10 @@ async def _one(
 def _write(path: Path, asked: dict[str, Any], rows: list[Agreement]) -> None:
     found = {name: asdict(estimate) for name, estimate in summary(rows).items()}
     document = {**asked, "summary": found, "prompts": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    # Under another name first: a run that is killed here keeps the rows that it had.
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _rows_so_far(path: Path, asked: dict[str, Any]) -> list[Agreement]:

@@ -56,6 +56,38 @@ def test_free_answers_are_compared_up_to_the_first_difference(prompts: Path) -> 
         assert row["divergence"] == pytest.approx(divergence)
 
 
+class Died(BaseException):
+    """The process is gone: no handler of ours runs."""
+
+
+def test_a_run_that_dies_in_a_write_keeps_the_prompts_before(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    out = prompts.with_name("rows.json")
+    write_text = Path.write_text
+
+    def second_is_half(path: Path, text: str, **named: Any) -> int:
+        if len(asked) == 2 and path.parent == out.parent:
+            write_text(path, text[: len(text) // 2], **named)
+            raise Died
+        return write_text(path, text, **named)
+
+    def answer(body: Any) -> Reply:
+        asked.append(body)
+        return says({"a": 1.0})
+
+    with chat_server(answer) as first, chat_server(lambda _: says({"a": 1.0})) as second:
+        monkeypatch.setattr(Path, "write_text", second_is_half)
+        with pytest.raises(Died):
+            run(prompts, first, second, "--json", str(out))
+        assert len(asked) == 2
+        done = run(prompts, first, second, "--json", str(out), "--resume")
+    assert done.exit_code == 0, done.output
+    assert [row["line"] for row in json.loads(out.read_text())["prompts"]] == [1, 2]
+    assert len(asked) == 3, "the first prompt was asked again"
+
+
 @pytest.mark.parametrize(
     ("content", "answer", "fragment"),
     [
