@@ -1,20 +1,27 @@
-"""The next chunk of a prompt takes no more room than there is.
+"""The next chunk of a prompt takes no more room than there is, and leaves some to who decodes beside it.
 
 Between two chunks room can be lost that was counted on when the prompt was admitted: copies to lower tiers
 lock pages that could be evicted. sglang then goes on with a whole chunk and ends with "Prefill out of
 memory" (0.5.21 to 0.5.23, ``PrefillBudget.available_chunk_tokens``). Here the chunk gets shorter or waits,
 as sglang's own do where the model has a sliding window.
+
+With mixed chunks the running requests decode in the same step, and each may begin a page; sglang leaves room
+for a token each, and ends with "Decode out of memory".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_importance.upstream.hooks import Hook, HookType
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+
+_ALL = 1 << 40
+"""More tokens than any pool has."""
 
 
 def _within_room(
@@ -26,14 +33,25 @@ def _within_room(
     if tokens is None:
         return None
     page = budget.page_size
-    room = max(0, int(budget.remaining_current)) // page * page
-    # None: it waits. No other prompt passes it, since each needs more than a page.
-    return min(tokens, room) or None
+    room: int = max(0, int(budget.remaining_current)) // page * page
+    if not room:  # It waits, and no other prompt may pass it: sglang would count a chunk that has not run.
+        budget.total_offset += _ALL
+        return None
+    return min(tokens, room)
+
+
+def _with_begun_pages(create: Callable[..., PrefillBudget], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    tokens = kwargs.get("num_mixed_decode_tokens", 0)
+    return create(allocator, *args, **{**kwargs, "num_mixed_decode_tokens": tokens * allocator.page_size})
 
 
 HOOKS: dict[str, Hook] = {
     "sglang.srt.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": (
         _within_room,
         HookType.AROUND,
-    )
+    ),
+    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
+        _with_begun_pages,
+        HookType.AROUND,
+    ),
 }

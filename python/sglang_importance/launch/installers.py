@@ -70,9 +70,9 @@ def _sampling(_: object) -> None:
 
 
 def _chunks(_: object) -> None:
-    from sglang_importance.cache.chunk_room import HOOKS
+    from sglang_importance.cache import chunk_room, preempted
 
-    install_hooks(HOOKS)
+    install_hooks({**chunk_room.HOOKS, **preempted.HOOKS})
 
 
 def _misses(options: ImportanceOptions) -> None:
@@ -156,9 +156,11 @@ def _answer_ends(scheduler: Scheduler) -> None:
 
 def _message_handlers(scheduler: Scheduler) -> None:
     from sglang_importance.operations.handlers import handle_messages
+    from sglang_importance.operations.idle_messages import wait_for_idleness
     from sglang_importance.operations.message_intake import guard_messages
 
     guard_messages(scheduler)
+    wait_for_idleness(scheduler)
     handle_messages(scheduler)
 
 

@@ -47,6 +47,12 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.scheduler.Scheduler.process_batch_result": "self, batch, result",
     f"{_SRT}.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": "self, chunk_limit",
     f"{_SRT}.mem_cache.prefill_budget.PrefillBudget.remaining_current": None,
+    f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
+        "self, tree_cache, *, num_mixed_decode_tokens"
+    ),
+    f"{_SRT}.managers.schedule_policy.PrefillAdder.preempt_to_schedule": "self, req",
+    f"{_SRT}.managers.scheduler.Scheduler.get_new_batch_prefill": "self, running_batch",
+    f"{_SRT}.managers.scheduler.Scheduler._add_request_to_queue": "self, req, is_retracted",
     # why a prompt was not found
     f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_extend": "self",
     f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_decode": "self",
@@ -283,6 +289,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_RADIX_CACHE}.total_size": "self",
     f"{_SRT}.managers.scheduler.Scheduler.handle_update_weight_version": "self, recv_req",
     f"{_SRT}.managers.scheduler.Scheduler.is_fully_idle": "self, for_health_check, ignore_waiting",
+    f"{_SRT}.managers.scheduler_components.flush_wrapper.SchedulerFlushWrapper.check_pending": "self",
     f"{_UPDATER}.begin_weight_update": "self, recv_req",
     f"{_UPDATER}.end_weight_update": "self, recv_req",
     f"{_UPDATER}.update_weights_from_disk": "self, recv_req",

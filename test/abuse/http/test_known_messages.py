@@ -111,6 +111,34 @@ def test_weights_are_sent_only_where_the_server_can(client: httpx.Client, act: s
     assert "this server has none" in message(answer)
 
 
+def test_weights_change_when_nothing_runs_any_more(server: ServerProcess, client: httpx.Client):
+    """sglang cannot flush the cache below a request, and ends: a client has left, or a pause holds one."""
+    update = {"model_path": str(server.model)}
+    body = {
+        "input_ids": tokens(6, 40),
+        "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
+        "stream": True,
+    }
+    for number in range(4):  # the abort of who has left and the update are under way together
+        with client.stream("POST", "/generate", json=body) as left:
+            for _ in zip(range(number + 1), left.iter_lines(), strict=False):
+                pass
+        answer = client.post("/update_weights_from_disk", json=update)
+        assert answer.status_code == 200, answer.text
+    with client.stream("POST", "/generate", json=body) as held:
+        lines = held.iter_lines()
+        next(lines)
+        client.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
+        try:
+            answer = client.post("/update_weights_from_disk", json=update)
+            kept = client.post("/update_weights_from_disk", json={**update, "flush_cache": False})
+        finally:
+            client.post("/continue_generation", json={}).raise_for_status()
+        assert (answer.status_code, kept.status_code) == (400, 200), answer.text
+        assert "pause with mode retract or abort" in message(answer)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
 @pytest.mark.parametrize(
     ("path", "content"),
     [

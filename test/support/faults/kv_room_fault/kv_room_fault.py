@@ -1,4 +1,6 @@
-"""A plugin that takes room away between two chunks of a prompt, once; copies to lower tiers lock pages so.
+"""A plugin that takes room away, once between two chunks of a prompt, and once from a request that preempts.
+
+Copies to lower tiers lock pages so.
 
 Found by sglang through the folder's dist-info, where PYTHONPATH names the folder; no part of the package.
 """
@@ -14,6 +16,7 @@ LEFT_TOKENS = 48
 PASSES = 3
 _taken: Any = None
 _passes = 0
+_refused = False
 
 
 def take_room_for_some_passes(add_chunked_req: Any, adder: Any, request: Any) -> Any:
@@ -32,11 +35,21 @@ def take_room_for_some_passes(add_chunked_req: Any, adder: Any, request: Any) ->
     return left
 
 
+def refuse_who_has_preempted(add_one_req: Any, adder: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    global _refused
+    if adder.preempt_list and not _refused:
+        _refused = True
+        logger.info("kv_room_fault: preempted %s", [each.rid for each in adder.preempt_list])
+        return AddReqResult.NO_TOKEN
+    return add_one_req(adder, request, *args, **kwargs)
+
+
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(
-        "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
-        take_room_for_some_passes,
-        HookType.AROUND,
-    )
+    adder = "sglang.srt.managers.schedule_policy.PrefillAdder"
+    HookRegistry.register(f"{adder}.add_one_req", refuse_who_has_preempted, HookType.AROUND)
+
+    HookRegistry.register(f"{adder}.add_chunked_req", take_room_for_some_passes, HookType.AROUND)

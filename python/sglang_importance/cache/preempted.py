@@ -1,0 +1,48 @@
+"""Who was preempted goes back into the queue, whether or not the request that preempted could be run.
+
+sglang 0.5.21 forgets them where that one still waits, for storage or for room, and nothing else runs: they
+are never answered (``Scheduler._get_new_batch_prefill_raw``, mended in 0.5.22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_importance.upstream.hooks import Hook, HookType
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.managers.scheduler import Scheduler
+
+_preempted: list[Req] = []
+"""In the pass under way; a process has one scheduler."""
+
+
+def _around_preemption(
+    preempt: Callable[[PrefillAdder, Req], bool], adder: PrefillAdder, request: Req
+) -> bool:
+    before = len(adder.preempt_list)
+    done = preempt(adder, request)
+    _preempted.extend(adder.preempt_list[before:])
+    return done
+
+
+def _around_pass(get_batch: Callable[..., Any], scheduler: Scheduler, *args: Any, **kwargs: Any) -> Any:
+    _preempted.clear()
+    plan = get_batch(scheduler, *args, **kwargs)
+    waiting = set(map(id, scheduler.waiting_queue))
+    for request in _preempted:
+        if id(request) not in waiting:
+            scheduler._add_request_to_queue(request)
+    return plan
+
+
+HOOKS: dict[str, Hook] = {
+    "sglang.srt.managers.schedule_policy.PrefillAdder.preempt_to_schedule": (
+        _around_preemption,
+        HookType.AROUND,
+    ),
+    "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill": (_around_pass, HookType.AROUND),
+}
