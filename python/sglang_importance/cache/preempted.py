@@ -32,9 +32,8 @@ def _around_preemption(
 def _around_pass(get_batch: Callable[..., Any], scheduler: Scheduler, *args: Any, **kwargs: Any) -> Any:
     _preempted.clear()
     plan = get_batch(scheduler, *args, **kwargs)
-    waiting = set(map(id, scheduler.waiting_queue))
     for request in _preempted:
-        if id(request) not in waiting:
+        if all(each is not request for each in scheduler.waiting_queue):
             scheduler._add_request_to_queue(request)
     return plan
 
