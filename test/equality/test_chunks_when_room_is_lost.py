@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -13,13 +13,12 @@ import pytest
 from support.python_path import FAULTS, python_path
 from support.served import script_server
 from support.servers import ServerFailed, ServerProcess
-from support.waiting import wait_until
 from support.workloads.exchanges import CHUNK_TOKENS, POOL_FLAGS, POOL_TOKENS, VOCABULARY, ask
 
 pytestmark = pytest.mark.server
 
 PROMPT = Random(0).choices(VOCABULARY, k=4 * CHUNK_TOKENS + 100)
-ANSWER_TOKENS = 120
+ANSWER_TOKENS = 400
 FLAGS = (
     *(*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16"),
     *("--max-running-requests", "1", "--enable-priority-scheduling"),
@@ -50,24 +49,37 @@ def test_the_chunk_gets_shorter_then_waits(lossy: ServerProcess) -> None:
 def test_who_was_preempted_is_answered(lossy: ServerProcess) -> None:
     """Though the request that preempted finds no room in that pass."""
 
-    def ask_with(priority: int, tokens: int) -> list[int]:
-        body = {
-            "input_ids": PROMPT[priority : priority + 40],
-            "priority": priority,
-            "sampling_params": {"temperature": 0, "max_new_tokens": tokens},
-        }
-        answer = httpx.post(f"{lossy.base_url}/generate", json=body, timeout=60, trust_env=False)
-        ids: list[int] = answer.raise_for_status().json()["output_ids"]
-        return ids
+    low = {
+        "input_ids": PROMPT[:40],
+        "priority": 0,
+        "sampling_params": {"temperature": 0, "max_new_tokens": ANSWER_TOKENS},
+        "stream": True,
+    }
+    high = {"input_ids": PROMPT[50:90], "priority": 100, "sampling_params": {"max_new_tokens": 4}}
 
-    alone = ask_with(0, ANSWER_TOKENS)
-    lossy.flush_cache()
-    with ThreadPoolExecutor(1) as pool:
-        low = pool.submit(ask_with, 0, ANSWER_TOKENS)
-        wait_until(lambda: lossy.metric("sglang:num_running_reqs") > 0 or low.done())
-        ask_with(100, 4)
-        assert "kv_room_fault: preempted" in lossy.log()
-        assert low.result() == alone
+    def answer(lines: Iterator[str]) -> list[int]:
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return list(chunks[-1]["output_ids"])
+
+    with httpx.Client(base_url=lossy.base_url, timeout=60, trust_env=False) as client:
+        with client.stream("POST", "/generate", json=low) as reply:
+            alone = answer(reply.iter_lines())
+        with client.stream("POST", "/generate", json=low) as reply:
+            lines = reply.iter_lines()
+            next(lines)  # it runs, and is the only one that may
+            assert client.post("/generate", json=high).status_code == 200
+            assert answer(lines) == alone
+    assert "kv_room_fault: preempted" in lossy.log()
+
+
+def test_a_prompt_that_fits_no_empty_pool_is_refused(lossy: ServerProcess) -> None:
+    """sglang takes it in, and everybody behind it waits for ever."""
+
+    def status(tokens: int) -> int:
+        body = {"input_ids": (2 * PROMPT)[:tokens], "sampling_params": {"max_new_tokens": 1}}
+        return httpx.post(f"{lossy.base_url}/generate", json=body, timeout=60, trust_env=False).status_code
+
+    assert [status(POOL_TOKENS - left) for left in (8, 16, 17)] == [400, 400, 200]
 
 
 @pytest.mark.nightly

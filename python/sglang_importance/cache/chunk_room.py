@@ -7,6 +7,9 @@ as sglang's own do where the model has a sliding window.
 
 With mixed chunks the running requests decode in the same step, and each may begin a page; sglang leaves room
 for a token each, and ends with "Decode out of memory".
+
+A prompt that fills the pool but for less than a page passes sglang's check of lengths, never finds the page
+that each request keeps free, and is waited for by all behind it: it is refused.
 """
 
 from __future__ import annotations
@@ -45,13 +48,21 @@ def _with_begun_pages(create: Callable[..., PrefillBudget], allocator: Any, *arg
     return create(allocator, *args, **{**kwargs, "num_mixed_decode_tokens": tokens * allocator.page_size})
 
 
+def _if_it_ever_fits(
+    max_new_tokens: Callable[..., int | None], allocator: Any, input_tokens: int, *args: Any, **kwargs: Any
+) -> int | None:
+    if input_tokens + allocator.page_size >= kwargs["token_capacity"]:
+        return None  # one 400 of sglang's
+    return max_new_tokens(allocator, input_tokens, *args, **kwargs)
+
+
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator"
+
 HOOKS: dict[str, Hook] = {
     "sglang.srt.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": (
         _within_room,
         HookType.AROUND,
     ),
-    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
-        _with_begun_pages,
-        HookType.AROUND,
-    ),
+    f"{_ALLOCATOR}.create_prefill_budget": (_with_begun_pages, HookType.AROUND),
+    f"{_ALLOCATOR}.max_new_tokens_for_memory": (_if_it_ever_fits, HookType.AROUND),
 }

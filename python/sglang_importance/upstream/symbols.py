@@ -50,6 +50,9 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
         "self, tree_cache, *, num_mixed_decode_tokens"
     ),
+    f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.max_new_tokens_for_memory": (
+        "self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size"
+    ),
     f"{_SRT}.managers.schedule_policy.PrefillAdder.preempt_to_schedule": "self, req",
     f"{_SRT}.managers.scheduler.Scheduler.get_new_batch_prefill": "self, running_batch",
     f"{_SRT}.managers.scheduler.Scheduler._add_request_to_queue": "self, req, is_retracted",
