@@ -62,6 +62,11 @@ def peers_over(arm: str, peer: str, workload: str, pool: int | None = None, clie
     return _cell(_ratios(_rows(workload, arm, pool, clients), _rows(workload, peer, pool, clients)))
 
 
+def peers_each(arm: str, peer: str, workload: str) -> str:
+    """Computed tokens over a peer's, of each seed that both have: for too few of them for an interval."""
+    return " and ".join(f"{ratio:.2f}" for ratio in _ratios(_rows(workload, arm), _rows(workload, peer)))
+
+
 def peers_missed(workload: str, arm: str = "ours") -> str:
     """Why ours did not find what it computed, commonest first, as shares of all seeds together."""
     found: Counter[str] = Counter()
