@@ -140,15 +140,14 @@ def _judged(ratios: Sequence[float], goal: float) -> str:
 
 
 def peers_predicted(workload: str) -> str:
-    """What ``observe`` said that importance would compute over LRU, and what ours did over stock sglang."""
-    observed, ours, stock = (_rows(workload, arm) for arm in ("observe", "ours", "stock sglang"))
-    seeds = sorted(set(observed) & set(ours) & set(stock))
-    said = []
-    for seed in seeds:
-        sent, found = observed[seed]["prompt_tokens"], observed[seed]["predicted"]
-        said.append((sent - found["importance_hit_tokens"]) / (sent - found["lru_hit_tokens"]))
-    got = [ours[seed]["computed_tokens"] / stock[seed]["computed_tokens"] for seed in seeds]
-    return f"{_cell(said)}, and {_cell(got)}"
+    """Of how many seeds ``observe`` said to the token what stock sglang computed, and what ours did."""
+    observed, *arms = (_rows(workload, arm) for arm in ("observe", "stock sglang", "ours"))
+    said = 0
+    for seed, row in observed.items():
+        found = (row["predicted"][name] for name in ("lru_hit_tokens", "importance_hit_tokens"))
+        predicted = [row["prompt_tokens"] - tokens for tokens in found]
+        said += predicted == [arm[seed]["computed_tokens"] for arm in arms]
+    return f"{said} of {len(observed)}"
 
 
 def peers_shadows() -> str:
