@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sgl_importance_kernels.jit import njit
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 
@@ -21,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
     " int64[:,::1], float32[:,::1])",
     **_OPTIONS,
 )
-def choose_rows(
+def _choose_rows(
     logits: Floats,
     pages: Numbers,
     is_complete: Flags,
@@ -31,11 +33,11 @@ def choose_rows(
     chosen: Numbers,
     shares: Floats,
 ) -> None:
-    """As ``page_choice.choose_pages``; of pages that are as good the first are chosen.
+    """As ``choose_pages``, row by row; of pages that are as good the first are chosen.
 
     Args:
         logits: [rows, queries, most pages].
-        pages: of the rows, [rows, at least as many].
+        pages: [rows, at least as many].
         is_complete: whether there is a complete page, likewise.
         is_forced: whether it is read whatever the budget, likewise.
         count: complete pages that may be read, [rows, 1].
@@ -72,3 +74,27 @@ def choose_rows(
         for at in range(num_chosen):
             chosen[row, at] = pages[row, best[at]]
             shares[row, at] = np.exp(largest[best[at]])
+
+
+def choose_pages(
+    logits: torch.Tensor,
+    contexts: Contexts,
+    rule: ChoiceRule,
+    *,
+    bonus: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``page_choice.choose_pages``, arguments and results, on a CPU."""
+    limits, rows = contexts.limits(rule), len(logits)
+    chosen = torch.empty(rows, contexts.most_chosen, dtype=torch.int64)
+    shares = torch.empty(rows, contexts.most_chosen)
+    _choose_rows(
+        logits.numpy(),
+        contexts.pages.numpy(),
+        limits.is_complete.numpy(),
+        limits.is_forced.numpy(),
+        limits.count.numpy(),
+        (torch.empty(rows, 0) if bonus is None else bonus).numpy(),
+        chosen.numpy(),
+        shares.numpy(),
+    )
+    return chosen, shares

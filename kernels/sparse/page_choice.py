@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 
-from sgl_importance_kernels.sparse.choice_loop import choose_rows
 from sgl_importance_kernels.sparse.upload import upload
 
 
@@ -168,8 +167,6 @@ def choose_pages(
         Complete pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
         largest share of its estimated attention that a query finds in each, float32, 0 behind the last.
     """
-    if not logits.is_cuda:
-        return _choose_on_cpu(logits, contexts, contexts.limits(rule), bonus)
     most_pages, limits = logits.shape[2], contexts.limits(rule)
     is_complete, is_forced = (part[:, :most_pages] for part in (limits.is_complete, limits.is_forced))
 
@@ -186,22 +183,3 @@ def choose_pages(
     chosen = chosen.clamp(max=most_pages - 1)
     pages = torch.where(is_chosen, contexts.pages.gather(1, chosen), -1)
     return pages, torch.where(is_chosen, largest.gather(1, chosen).exp(), 0.0)
-
-
-def _choose_on_cpu(
-    logits: torch.Tensor, contexts: Contexts, limits: Limits, bonus: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = len(logits)
-    chosen = torch.empty(rows, contexts.most_chosen, dtype=torch.int64)
-    shares = torch.empty(rows, contexts.most_chosen)
-    choose_rows(
-        logits.numpy(),
-        contexts.pages.numpy(),
-        limits.is_complete.numpy(),
-        limits.is_forced.numpy(),
-        limits.count.numpy(),
-        (torch.empty(rows, 0) if bonus is None else bonus).numpy(),
-        chosen.numpy(),
-        shares.numpy(),
-    )
-    return chosen, shares

@@ -1,6 +1,6 @@
-"""Who is in which slot, and who leaves for whom: the loops of ``SlotTable`` and ``PageHistory``, compiled for CPUs.
+"""Who is in which slot, and who leaves: loops of ``SlotTable`` and ``PageHistory``, compiled for CPUs.
 
-A step asks once a layer, and as tensor operations these take longer than attention to the chosen pages.
+Each layer of a step asks, and as tensor operations they take longer than attention to the chosen pages.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def note_reads(
 
 
 @njit("int64(int64[::1], int64[::1], int32[::1], int64[::1], int64[::1])", nogil=True)
-def find_slots(
-    pages: Numbers, elsewhere: Numbers, slot_of: Entries, slots: Numbers, missing: Numbers
-) -> int:
+def find_slots(pages: Numbers, elsewhere: Numbers, slot_of: Entries, slots: Numbers, missing: Numbers) -> int:
     """Where pages of one layer are.
 
     Args:
@@ -83,7 +81,7 @@ def give_slots(
     slot_of: Entries,
     slots: Numbers,
 ) -> int:
-    """Gives pages of one layer slots, in their order: free ones, then those of the pages that are worth least.
+    """Gives pages of one layer slots in their order: free ones, then those of pages that are worth least.
 
     Args:
         missing: pages without a slot, each once.
@@ -103,7 +101,7 @@ def give_slots(
             slots[given] = slot
             given += 1
     if given < wanted:
-        leaving = np.array([at for at in range(len(worth)) if page_in[first_slot + at] >= 0 and not stays[at]])
+        leaving = np.flatnonzero((page_in[first_slot:] >= 0) & ~stays)
         for at in leaving[np.argsort(worth[leaving], kind="mergesort")[: wanted - given]]:
             slots[given] = first_slot + at
             given += 1

@@ -53,8 +53,8 @@ class SlotTable:
     def read(
         self, layer: int, pages: torch.Tensor, elsewhere: torch.Tensor, *, is_chosen: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Pages are read now, and those without a slot get one, as far as there are any for them. On a CPU; under
-        Triton ``DeviceTable`` does it.
+        """Pages are read now, and those without a slot get one, as far as there are any for them. On a CPU:
+        under Triton ``DeviceTable`` does it.
 
         Args:
             layer: index among the layers.
@@ -100,11 +100,12 @@ class SlotTable:
         held = self.page_in[layer, self.first_slot :].clamp(min=0)
         last_read = self.history.last_read(layer, held)
         worth = self.history.worth(layer, held, self.now) if is_chosen else last_read
+        stays = last_read >= (self.now if is_chosen else self.now - 1)
         given = give_slots(
             missing.numpy(),
             self.first_slot,
             worth.double().numpy(),
-            (last_read >= (self.now if is_chosen else self.now - 1)).numpy(),
+            stays.numpy(),
             self.page_in[layer].numpy(),
             self.slot_of[layer].numpy(),
             slots.numpy(),
