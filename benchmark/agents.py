@@ -92,7 +92,7 @@ class ToldWhatIsOver(TraceTurns):
     def __init__(self, trace: Trace, facts: BlockFacts) -> None:
         super().__init__(trace, facts)
         self._is_over = np.ones(trace.num_requests, dtype=np.bool_)
-        self._is_over[self._before[self._before != NO_PARENT]] = False
+        self._is_over[self.before[self.before != NO_PARENT]] = False
 
     def begin_request(self, request: int) -> None:
         super().begin_request(request)

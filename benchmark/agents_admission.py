@@ -28,6 +28,7 @@ from agents import BLOCK_TOKENS, Cell, Job, hit_rates
 from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 
+from sgl_importance.reuse.life_table import FloatArray
 from sgl_importance.reuse.turns import NUM_TURN_CLASSES, TurnEstimator
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated
@@ -58,9 +59,10 @@ class WeightedEstimator(TurnEstimator):
         self._weight = weight
         super().__init__()
 
-    def _refresh(self) -> None:
-        super()._refresh()
-        self.index = np.concatenate((self.index, self._weight * self.index))
+    @property
+    def index(self) -> FloatArray:
+        index = super().index
+        return np.concatenate((index, self._weight * index))
 
 
 class WeightedTurns(TraceTurns):

@@ -175,7 +175,7 @@ class OfflineTurns(TraceTurns):
 
     def begin_request(self, request: int) -> None:
         self.estimator.advance(float(self._trace.seconds[request]))
-        before = int(self._before[request])
+        before = int(self.before[request])
         self.since[request], self.classes[request] = self._trace.seconds[request], request
         if before != NO_PARENT:
             self.classes[before] = GONE_ON

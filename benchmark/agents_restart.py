@@ -27,15 +27,15 @@ import typer
 from agents import BLOCK_TOKENS, FRACTIONS, Job
 from agents_served import LONGEST_TOKENS, LRU, sessions_that_fit
 from intervals import interval
+from restarted import ALL, NO_TURNS, TABLES, RestartedRanking, restart
 from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
+from sgl_importance.observe.shadow.shadow_ranking import LruShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.turns import Conversations, TurnEstimator
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
@@ -43,33 +43,8 @@ from sgl_importance_lab.replay.replay_runner import run_jobs
 from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace
 
-NO_TURNS, TABLES, ALL = "no turns kept", "tables kept", "all kept"
 ARMS = (LRU, NO_TURNS, TABLES, ALL)
 HOUR = 3600.0
-
-
-class RestartedRanking(ImportanceRanking):
-    """Of a server that starts with a ledger."""
-
-    def forget_turns(self, keep_tables: bool) -> None:
-        """What the ledger does not keep is gone. Called when nothing is in the pool."""
-        for ghost, _ in self._tracker.ghosts._pages.values():
-            ghost.turn = None
-        turns = self.policy.turns
-        if keep_tables:
-            turns.forget_open()
-        else:  # as new, in the place that the policy knows
-            vars(turns).update(vars(TurnEstimator()))
-            self._turns._knows_ends, self._turns._conversations = False, Conversations()
-
-
-def restart(cache: ShadowCache, arm: str) -> None:
-    """Empties the pool into ghosts, which the ledger brings back, and forgets what the arm does not keep."""
-    cache.evict(cache.used)
-    assert cache.used == 0, "a request is running"
-    if arm in (NO_TURNS, TABLES):
-        assert isinstance(cache.ranking, RestartedRanking)
-        cache.ranking.forget_turns(keep_tables=arm == TABLES)
 
 
 def requests_in_hour(trace: Trace) -> int:

@@ -130,14 +130,22 @@ def trace_of(requests: list[Sent]) -> Trace:
 def computed(trace: Trace, served: ServedPages, capacity: int, ranking: ShadowRanking, future: Future) -> int:
     """Prompt tokens that a cache of so many pages does not find."""
     cache = ShadowCache(capacity, PAGE, ranking, spare_pages=1, chunk_tokens=CHUNK)
-    hits = 0
-    for request in range(trace.num_requests):
+    return sum(each_computed(trace, served, cache, range(trace.num_requests), future))
+
+
+def each_computed(
+    trace: Trace, served: ServedPages, cache: ShadowCache, requests: range, future: Future
+) -> list[int]:
+    """Prompt tokens of each of these requests that the cache does not find."""
+    misses = []
+    for request in requests:
         future.now = request
-        found = cache.admit(str(request), served.prompt(request), int(trace.input_tokens[request]))
+        tokens = int(trace.input_tokens[request])
+        found = cache.admit(str(request), served.prompt(request), tokens)
         assert found is not None, "a prompt is longer than the cache"
-        hits += found
+        misses.append(tokens - found)
         cache.finish(str(request), served.with_answer(request), served.tokens(request), AnswerEnd.UNKNOWN)
-    return int(trace.input_tokens.sum()) - hits
+    return misses
 
 
 def main(

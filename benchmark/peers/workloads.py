@@ -107,13 +107,17 @@ def in_turns(sessions: Iterator[list[Ids]], alive: int, rng: Random) -> Iterator
             heapq.heappush(waiting, (now + rng.lognormvariate(0, 1), number, later))
 
 
-def agents(texts: Texts, rng: Random) -> Iterator[Sent]:
+def agents(texts: Texts, rng: Random, begun: int = 0, alive: int = AGENTS_ALIVE) -> Iterator[Sent]:
+    """
+    Args:
+        begun: sessions in whose place later ones of the same order are sent.
+    """
     kinds = [texts.sessions(recorded) for recorded in (coding, service)]
     shuffled = [rng.sample(sessions, len(sessions)) for sessions in kinds]
-    mixed = [session for pair in zip(*shuffled, strict=False) for session in pair]
-    for request in in_turns((each.prompts for each in mixed), AGENTS_ALIVE, rng):
+    mixed = [session for pair in zip(*shuffled, strict=False) for session in pair][begun:]
+    for request in in_turns((each.prompts for each in mixed), alive, rng):
         is_cut = mixed[request.session].left_out > 0  # sessions are numbered as they begin
-        yield Sent(request.session, request.ids, is_cut)
+        yield Sent(begun + request.session, request.ids, is_cut)
 
 
 def chat(texts: Texts, rng: Random) -> Iterator[Sent]:
@@ -177,12 +181,17 @@ WORKLOADS: dict[str, Callable[[Texts, Random], Iterator[Sent]]] = {
 
 def make_workload(name: str, texts: Texts, seed: int) -> list[Sent]:
     """Requests of that kind and seed, until they hold so many different tokens, or there are no more."""
+    return until_unique(WORKLOADS[name](texts, Random(f"{name}/{seed}")), UNIQUE[name])
+
+
+def until_unique(sent: Iterator[Sent], tokens: int) -> list[Sent]:
+    """The first requests, until they hold so many different tokens, or there are no more."""
     requests: list[Sent] = []
     pages: set[int] = set()
-    for request in WORKLOADS[name](texts, Random(f"{name}/{seed}")):
+    for request in sent:
         requests.append(request)
         ids = tuple(request.ids)
         pages.update(hash(ids[:end]) for end in range(PAGE, len(ids) + 1, PAGE))
-        if PAGE * len(pages) >= UNIQUE[name]:
+        if PAGE * len(pages) >= tokens:
             break
     return requests

@@ -19,6 +19,19 @@ _ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
 _WORKLOADS = ("agents", "documents", "chat", "scan")
 _QUARTER = {"agents": 8_192}
 _AGENTS_GOAL, _GOAL = 0.95, 1.01
+_LOADS = {
+    "learnt": "as above",
+    "longer, a pool as before": "4 times the tokens, same pool",
+    "longer, a quarter": "4 times the tokens and the pool",
+    "longer, a quarter, more alive": "the same, 16 alive",
+}
+_ORDERS = {
+    "ours": "ours, nothing learnt",
+    "ledger": "ours, from a ledger",
+    "tables": "ours, turns' life tables too",
+    "goes on": "ours, never restarted",
+    "foresight": "foresight",
+}
 
 
 def _rows(workload: str, arm: str, pool: int | None = None, clients: int = 1, layers: int = 1) -> _Rows:
@@ -47,6 +60,11 @@ def _cell(ratios: Sequence[float]) -> str:
 def peers_over(arm: str, peer: str, workload: str, pool: int | None = None, clients: int = 1) -> str:
     """Computed tokens over a peer's: mean of the seeds that both have, with its interval."""
     return _cell(_ratios(_rows(workload, arm, pool, clients), _rows(workload, peer, pool, clients)))
+
+
+def peers_each(arm: str, peer: str, workload: str) -> str:
+    """Computed tokens over a peer's, of each seed that both have: for too few of them for an interval."""
+    return " and ".join(f"{ratio:.2f}" for ratio in _ratios(_rows(workload, arm), _rows(workload, peer)))
 
 
 def peers_missed(workload: str, arm: str = "ours") -> str:
@@ -122,15 +140,14 @@ def _judged(ratios: Sequence[float], goal: float) -> str:
 
 
 def peers_predicted(workload: str) -> str:
-    """What ``observe`` said that importance would compute over LRU, and what ours did over stock sglang."""
-    observed, ours, stock = (_rows(workload, arm) for arm in ("observe", "ours", "stock sglang"))
-    seeds = sorted(set(observed) & set(ours) & set(stock))
-    said = []
-    for seed in seeds:
-        sent, found = observed[seed]["prompt_tokens"], observed[seed]["predicted"]
-        said.append((sent - found["importance_hit_tokens"]) / (sent - found["lru_hit_tokens"]))
-    got = [ours[seed]["computed_tokens"] / stock[seed]["computed_tokens"] for seed in seeds]
-    return f"{_cell(said)}, and {_cell(got)}"
+    """Of how many seeds ``observe`` said to the token what stock sglang computed, and what ours did."""
+    observed, *arms = (_rows(workload, arm) for arm in ("observe", "stock sglang", "ours"))
+    said = 0
+    for seed, row in observed.items():
+        found = (row["predicted"][name] for name in ("lru_hit_tokens", "importance_hit_tokens"))
+        predicted = [row["prompt_tokens"] - tokens for tokens in found]
+        said += predicted == [arm[seed]["computed_tokens"] for arm in arms]
+    return f"{said} of {len(observed)}"
 
 
 def peers_shadows() -> str:
@@ -159,6 +176,39 @@ def peers_victims() -> str:
         lines.append([workload, *ratios, *pairs])
     header = ["ours / recency", "foresight / recency", "first third, better : worse", "later, better : worse"]
     return _table(["workload", *header], lines)
+
+
+def _learnt(name: str) -> list[_Row]:
+    return [row for row in results("peers_learnt")["rows"] if row["name"] == name]
+
+
+def _of_recency(rows: Sequence[_Row], order: str) -> list[str]:
+    """Computed tokens over recency's: of all requests, and of each third."""
+    whole = [sum(row[order]) / sum(row["lru"]) for row in rows]
+    thirds = ([row[order][third] / row["lru"][third] for row in rows] for third in range(3))
+    return [_cell(ratios) for ratios in (whole, *thirds)]
+
+
+def peers_learnt(order: str, name: str = "learnt") -> str:
+    """Replayed: computed tokens of all requests over recency's."""
+    return _of_recency(_learnt(name), order)[0]
+
+
+def peers_earlier() -> str:
+    """From how few to how many requests of other sessions came first."""
+    earlier = [row["earlier"] for row in _learnt("learnt")]
+    return f"{min(earlier)} to {max(earlier)}"
+
+
+def peers_learnt_table() -> str:
+    """Replayed agents: computed tokens over recency's where more has been seen, or is sent."""
+    lines = []
+    for name, what in _LOADS.items():
+        rows = _learnt(name)
+        sent = f"{what}, {sum(row['requests'] for row in rows) / len(rows):.0f} requests"
+        orders = {key: title for key, title in _ORDERS.items() if key in rows[0]}
+        lines += [[sent, title, *_of_recency(rows, key)] for key, title in orders.items()]
+    return _table(["load", "order", "all", "first third", "second", "last"], lines)
 
 
 def peers_equal_answers() -> str:

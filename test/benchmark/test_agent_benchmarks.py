@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.turns import TurnEstimator
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated, replay_turns
 from sgl_importance_lab.replay.sessions import block_facts
@@ -71,7 +72,7 @@ class _Fixed(TraceTurns):
 
     def begin_request(self, request: int) -> None:
         super().begin_request(request)
-        self.estimator.index = self._index
+        self.estimator._index = self._index
 
 
 def test_a_model_that_says_what_the_policy_knows_evicts_as_it_does(modules: SimpleNamespace) -> None:
@@ -202,9 +203,9 @@ def test_a_restart_forgets_what_the_arm_does_not_keep(modules: SimpleNamespace, 
     np.testing.assert_array_equal(reuse.counts()[0], hits)  # the ledger has these
     unknown = {ghost.turn is None for ghost, _ in cache.ranking._tracker.ghosts._pages.values()}
     assert unknown == ({True} if arm != "ALL" else {False})
-    expected = script.TurnEstimator().index if arm == "NO_TURNS" else before
+    expected = TurnEstimator().index if arm == "NO_TURNS" else before
     np.testing.assert_array_equal(turns.index, expected)
-    assert (before != script.TurnEstimator().index).any()
+    assert (before != TurnEstimator().index).any()
     assert len(turns._due) == (is_open if arm == "ALL" else 0)
     assert cache.admit("again", [b"a" * 8], BLOCK + 1) == 0
     cache.ranking.policy.check_integrity()

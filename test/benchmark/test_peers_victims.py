@@ -1,9 +1,15 @@
-"""How benchmark/peers judges victims, and what it tells LMCache about the model."""
+"""How benchmark/peers judges victims, what it takes from ``observe``, and tells LMCache about the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from benchmark.peers import sglang_server
 from benchmark.peers.served import CHUNK
 from benchmark.peers.victims import NEVER, Compared, Foresight, Future, computed, trace_of
 from benchmark.peers.vllm_server import token_bytes
@@ -56,6 +62,25 @@ def test_the_future_of_a_node_is_the_next_request_for_its_first_page() -> None:
     assert future.next_use(node) == 2
     future.now = 2
     assert future.next_use(node) == NEVER
+
+
+def told(requests: Iterator[int]) -> sglang_server.Sglang:
+    """A server whose shadows say that they have seen so many requests, one after the other."""
+    found = {"lru_hit_tokens": 64, "importance_hit_tokens": 96}
+    process = SimpleNamespace(get=lambda path: {"observe": {"requests": next(requests), **found}})
+    return sglang_server.Sglang("", "", 0, ["observe"], True, cast(Any, process))
+
+
+def test_observe_is_asked_until_it_has_seen_what_was_sent_and_what_sglang_sends_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sglang_server.time, "sleep", lambda seconds: None)
+    seen = iter((3, 4, 5, 6))
+    predicted = told(seen).predicted(4)
+    assert predicted == {"lru_hit_tokens": 64, "importance_hit_tokens": 96}
+    assert next(seen) == 6
+    with pytest.raises(AssertionError, match="saw 9 of 5 requests"):
+        told(iter([9] * sglang_server.OBSERVED_SECONDS)).predicted(4)
 
 
 def test_a_token_of_kv_in_float32() -> None:
