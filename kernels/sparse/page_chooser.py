@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import pad
 
-from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.sparse import choice_loop, page_choice
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.traffic import PageTraffic
 
@@ -115,4 +116,7 @@ class PageChooser:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rule = self.rule
         bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
+        choose_pages = (
+            page_choice.choose_pages if self._representations.uses_triton else choice_loop.choose_pages
+        )
         return choose_pages(logits, contexts, rule, bonus=bonus)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from sgl_importance_kernels.sparse.slot_loops import note_reads
+
 Residency = Literal["lru", "bucketed_lru"]
 
 NEVER = -2
@@ -54,7 +56,7 @@ class PageHistory:
         return self._choices.nbytes + self._last.nbytes
 
     def read(self, layer: int, pages: torch.Tensor, now: int, *, is_chosen: bool) -> None:
-        """Pages were read. No shape depends on what a tensor holds.
+        """Pages were read. On a CPU; under Triton ``place_pages`` notes it.
 
         Args:
             layer: index among the pool's layers.
@@ -62,12 +64,8 @@ class PageHistory:
             now: the pass.
             is_chosen: whether a selector chose them; where nobody did, it says nothing of them.
         """
-        known = pages.clamp(min=0)
-        fading = torch.pow(DECAY, (now - self._last[layer, known]).float())
-        self._choices[layer, known] = self._choices[layer, known] * fading
-        if is_chosen:
-            self._choices[layer].index_add_(0, known, (pages >= 0).float())
-        self._last[layer, known] = now
+        choices, last = self._choices[layer].numpy(), self._last[layer].numpy()
+        note_reads(pages.numpy(), now, is_chosen, DECAY, choices, last)
 
     def last_read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Passes that pages were last read in, int32 [pages]."""

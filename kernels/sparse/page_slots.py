@@ -177,9 +177,11 @@ class PageSlots:
                 slots.flatten(0, 1)[plan.frame_locations] = new[plan.to_frames]
             self._copy(slots, plan.completed_frames, host, plan.completed)
         if self.representations is not None:
-            whole = keys[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
-            self.representations.build(layer, plan.whole, whole)
-            self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
+            if len(plan.whole):
+                whole = keys[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
+                self.representations.build(layer, plan.whole, whole)
+            if len(plan.completed):
+                self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
         self.traffic.written += len(plan.whole) + len(plan.completed)
 
     def place(self, layer: int, pages: torch.Tensor, *, is_chosen: bool = False) -> torch.Tensor:
@@ -204,19 +206,17 @@ class PageSlots:
             bring_pages(self.host[layer], (self.keys[layer], self.values[layer]), *copies)
             return places
         flat = pages.flatten()
-        is_page = flat >= 0
-        frames = torch.where(is_page, self.open_pages.frame_of[flat.clamp(min=0)], -1)
+        frames = self.open_pages.frame_of[flat]  # of -1 some page's, and nobody looks at it
         slots, brought, slots_given = self.table.read(layer, flat, frames, is_chosen=is_chosen)
+        is_page = flat >= 0
         is_staying = is_page & (slots < 0)
-        self._count(is_page, is_staying, brought)
-        with self.traffic.waiting():
-            for host, kept in zip(self.host[layer], (self.keys[layer], self.values[layer]), strict=True):
-                self._copy(host, brought, kept, slots_given)
+        self.traffic.read += int(is_page.sum())
+        self.traffic.add_loads(len(brought) + int(is_staying.sum()), self.page_bytes)
+        if len(brought):
+            with self.traffic.waiting():
+                for host, kept in zip(self.host[layer], (self.keys[layer], self.values[layer]), strict=True):
+                    kept[slots_given] = host[brought]
         return torch.where(is_staying, flat + self.num_slots, slots).view_as(pages)
-
-    def _count(self, is_page: torch.Tensor, is_staying: torch.Tensor, brought: torch.Tensor) -> None:
-        self.late.add(is_page.sum(), (brought >= 0).sum() + is_staying.sum())
-        self.settle()
 
     def settle(self, *, waits: bool = True) -> None:
         """Adds to the traffic what was read since the last call; without waiting, what has arrived."""

@@ -42,7 +42,7 @@ class Representations:
     ) -> None:
         self.selector = selector
         self.times_forgotten = 0
-        self._uses_triton = uses_triton
+        self.uses_triton = uses_triton
         self._host_keys = host_keys
         num_pages, _, heads, dim = host_keys[0].shape
         layers, size = len(host_keys), selector.kept_bytes(dim)
@@ -95,7 +95,7 @@ class Representations:
             self._of_layers[layer],
             self._units[layer],
             self._host_keys[layer],
-            uses_triton=self._uses_triton,
+            uses_triton=self.uses_triton,
         )
 
     def ensure(self, pages: torch.Tensor) -> None:
@@ -114,7 +114,7 @@ class Representations:
     @property
     def can_scan(self) -> bool:
         """Whether Triton scans the rows of a step together."""
-        return self._uses_triton and self.selector.product is not None
+        return self.uses_triton and self.selector.product is not None
 
     def scan(
         self,

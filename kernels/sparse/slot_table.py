@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from sgl_importance_kernels.sparse.page_history import PageHistory
-
-_STAYS = 2**33  # above every rank
+from sgl_importance_kernels.sparse.slot_loops import find_slots, give_slots
 
 
 class SlotTable:
@@ -54,9 +53,8 @@ class SlotTable:
     def read(
         self, layer: int, pages: torch.Tensor, elsewhere: torch.Tensor, *, is_chosen: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Pages are read now, and those without a slot get one, as far as there are any for them.
-
-        No shape depends on what a tensor holds: nothing waits for the device.
+        """Pages are read now, and those without a slot get one, as far as there are any for them. On a CPU:
+        under Triton ``DeviceTable`` does it.
 
         Args:
             layer: index among the layers.
@@ -70,16 +68,18 @@ class SlotTable:
             that had none.
         """
         self.history.read(layer, pages, self.now, is_chosen=is_chosen)
-        known = pages.clamp(min=0)
-        slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
-        is_missing = slots < 0
-        absent = torch.where(is_missing, pages, -1)
-        brought, slots_given = self.give(layer, absent, is_chosen=is_chosen)
-        slots = torch.where(is_missing, self.slot_of[layer, known].long(), slots)
-        return torch.where(pages > 0, slots, -1), brought, slots_given
+        slots, missing = torch.empty_like(pages), torch.empty_like(pages)
+        arrays = pages.numpy(), elsewhere.numpy(), self.slot_of[layer].numpy(), slots.numpy()
+        count = find_slots(*arrays, missing.numpy())
+        brought, slots_given = self.give(layer, missing[:count], is_chosen=is_chosen)
+        if len(brought):
+            find_slots(*arrays, torch.empty_like(pages).numpy())  # what is left of them is nobody's
+        return slots, brought, slots_given
 
-    def give(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gives pages that have no slot one, in the order of their numbers, as far as there are any.
+    def give(
+        self, layer: int, missing: torch.Tensor, *, is_chosen: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gives pages that have no slot one, in their order, as far as there are any.
 
         A page that was chosen takes the slot of the page that is worth least, of those that this pass did not
         read. Where all of a context is read, only pages that the last two passes did not read make room, the
@@ -88,46 +88,29 @@ class SlotTable:
 
         Args:
             layer: index among the layers.
-            pages: int64 [pages]; some may stand there several times, and -1 for none.
+            missing: pages that have no slot, each once and above 0, ascending; int64 [pages].
             is_chosen: whether a selector chose them.
 
         Returns:
-            Pages to be brought and the slots that they go to, int64 [at most pages] each, -1 for none.
+            Pages to be brought and the slots that they go to, int64 [at most pages] each.
         """
-        none = self.slot_of.shape[1]
-        absent = torch.where(pages > 0, pages, none).sort().values
-        is_first = absent < none
-        is_first[1:] &= absent[1:] != absent[:-1]
-        num_given = min(len(pages), self.page_in.shape[1] - self.first_slot)
-        order = is_first.cumsum(0) - 1
-        brought = torch.full((num_given + 1,), -1, dtype=torch.int64, device=pages.device)
-        brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
-        brought = brought[:num_given]
-
-        slots_given, may_be_given = self._victims(layer, num_given, is_chosen=is_chosen)
-        is_given = (brought >= 0) & may_be_given
-        brought = torch.where(is_given, brought, -1)
-
-        left = self.page_in[layer, slots_given].long()
-        self.slot_of[layer, torch.where(is_given, left, 0).clamp(min=0)] = -1
-        self.slot_of[layer, brought.clamp(min=0)] = torch.where(is_given, slots_given, -1).int()
-        self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
-        return brought, torch.where(is_given, slots_given, -1)
-
-    def _victims(self, layer: int, count: int, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first ``count`` of a layer's slots as they are given, the free ones first, int64 [count]; and
-        whether each may be, bool [count]. Of slots that are worth the same the first goes first."""
-        held = self.page_in[layer, self.first_slot :]
-        is_free = held < 0
-        held = held.clamp(min=0)
+        slots = torch.empty_like(missing)
+        if not len(missing):
+            return missing, slots
+        held = self.page_in[layer, self.first_slot :].clamp(min=0)
         last_read = self.history.last_read(layer, held)
         worth = self.history.worth(layer, held, self.now) if is_chosen else last_read
         stays = last_read >= (self.now if is_chosen else self.now - 1)
-        rank = _ranks(worth).masked_fill_(stays, _STAYS).masked_fill_(is_free, 0)
-        # No two alike: the same slots on every device, found without all of them being sorted.
-        by_slot = rank * len(held) + torch.arange(len(held), device=held.device)
-        first = by_slot.topk(count, largest=False, sorted=True)
-        return first.indices + self.first_slot, first.values < _STAYS * len(held)
+        given = give_slots(
+            missing.numpy(),
+            self.first_slot,
+            worth.double().numpy(),
+            stays.numpy(),
+            self.page_in[layer].numpy(),
+            self.slot_of[layer].numpy(),
+            slots.numpy(),
+        )
+        return missing[:given], slots[:given]
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages have a slot, bool [pages]."""
@@ -174,11 +157,3 @@ class SlotTable:
             pages = self.page_in[layer, slots].long()
             assert torch.equal(self.slot_of[layer, pages].long(), slots)
             assert int((self.slot_of[layer] >= 0).sum()) == len(slots)
-
-
-def _ranks(worth: torch.Tensor) -> torch.Tensor:
-    """Whole numbers from 1 on, below ``_STAYS``, in the order of int32 or float32 numbers; int64."""
-    if worth.is_floating_point():
-        bits = worth.view(torch.int32)
-        worth = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats grow with their bits the other way
-    return worth.long() + (2**31 + 1)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.sparse import choice_loop, page_choice
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 
 SIZE, QUERIES = 4, 3
 
@@ -42,7 +43,10 @@ def chosen(
     padded = torch.full((len(pages), QUERIES, contexts.pages.shape[1]), -torch.inf)
     for row, each in enumerate(logits):
         padded[row, :, : each.shape[1]] = each
-    found, shares = choose_pages(padded, contexts, rule, bonus=bonus)
+    found, shares = page_choice.choose_pages(padded, contexts, rule, bonus=bonus)
+    by_loop, shares_by_loop = choice_loop.choose_pages(padded, contexts, rule, bonus=bonus)
+    assert torch.equal(by_loop, found)
+    torch.testing.assert_close(shares_by_loop, shares)
     assert found.shape == shares.shape == (len(pages), contexts.most_chosen)
     result = []
     for context, of_row, share in zip(pages, found, shares, strict=True):

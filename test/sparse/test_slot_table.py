@@ -113,7 +113,8 @@ def test_slots_go_to_pages_as_a_plain_reference_gives_them(
         table.history.read(0, numbers, table.now, is_chosen=is_chosen)
         missing = [page for page in pages if table.slot_of[0, page] < 0]
         expected = plainly_given(table, missing, is_chosen=is_chosen)
-        brought, to_slots = table.give(0, torch.tensor(missing, dtype=torch.int64), is_chosen=is_chosen)
+        absent = torch.tensor(sorted(missing), dtype=torch.int64)
+        brought, to_slots = table.give(0, absent, is_chosen=is_chosen)
         found = zip(brought.tolist(), to_slots.tolist(), strict=True)
         assert {page: slot for page, slot in found if page >= 0} == expected
         table.check_integrity()
