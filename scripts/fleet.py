@@ -24,7 +24,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, stop_all, store_node
+from fleet_processes import (
+    HOST,
+    START_SECONDS,
+    FleetError,
+    Process,
+    master,
+    mooncake_flags,
+    router,
+    stop_all,
+    store_node,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_SECONDS = 1.0
@@ -164,6 +174,12 @@ def main() -> None:
     add("--store-megabytes", type=int, default=512, help="memory of each store node (default: 512)")
     add("--ledger", default="", help="directory or postgresql://user@host/database")
     add("--folder", type=Path, default=ROOT / ".cache" / "fleet", help="of logs, and of what is not named")
+    add(
+        "--start-seconds",
+        type=float,
+        default=START_SECONDS,
+        help=f"longest wait for each program (default: {START_SECONDS:.0f})",
+    )
     add("--dry-run", action="store_true", help="print the commands and start nothing")
     options = parser.parse_args(own)
     try:
@@ -196,9 +212,11 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
             for each in stage:
                 with ending.held():
                     each.start()
+            names = ", ".join(each.name for each in stage)
+            print(f"waiting for {names}: logs in {options.folder}", flush=True)
             for each in stage:
-                each.wait_ready()
-        print(f"{len(fleet)} processes are ready, logs in {options.folder}")
+                each.wait_ready(options.start_seconds)
+        print(f"{len(fleet)} processes are ready")
         if options.router is not None:
             print(f"send requests to {url(fleet[-1])}")
         print(f"look at it: sgl-importance fleet {' '.join(servers)}", flush=True)

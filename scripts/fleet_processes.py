@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 HOST = "127.0.0.1"
-START_SECONDS = 300.0
+START_SECONDS = 1800.0  # a large model takes its time; what ends is noticed at once
 STOP_SECONDS = 20.0
 MASTER_PORT, MASTER_HTTP_PORT, NODE_PORT, NODE_HTTP_PORT = 50051, 9003, 50060, 9310
 
@@ -61,15 +61,17 @@ class Process:
         except httpx.HTTPError:
             return False
 
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Raises FleetError where it ends, or is not healthy within these seconds."""
+        deadline = time.monotonic() + seconds
         while not self.is_healthy():
             assert self.running is not None
             if (code := self.running.poll()) is not None:
                 raise FleetError(f"{self.name} ended with {code}: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise FleetError(
-                    f"{self.name} is not ready after {START_SECONDS:.0f} s: look into {self.log}"
+                    f"{self.name} is not ready after {seconds:g} s: look into {self.log}, or give it more by "
+                    "--start-seconds"
                 )
             time.sleep(0.2)
 

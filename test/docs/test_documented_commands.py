@@ -47,7 +47,7 @@ NOT_RUN = {
     "python benchmark/": "takes minutes to hours",
     "python scripts/fleet.py": "serves until Ctrl-C; test/scripts prints its commands",
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
-    "python scripts/screenshots.py": "needs a browser; test/ui drives one",
+    "python scripts/screenshots.py": "needs a browser; test/serve drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance bench": "installs 0.9 GB and takes minutes; the lab's test/bench asks servers",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",

@@ -150,6 +150,16 @@ def test_a_program_that_ends_is_named_with_its_last_words(tmp_path: Path) -> Non
         missing.wait_ready()
 
 
+def test_a_program_that_is_not_ready_in_time_names_log_and_flag(tmp_path: Path) -> None:
+    slow = process(tmp_path, "sleep 600")
+    slow.start()
+    try:
+        with pytest.raises(FleetError, match=r"some is not ready after 0\.1 s: .*some\.log.*--start-seconds"):
+            slow.wait_ready(0.1)
+    finally:
+        slow.stop()
+
+
 def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
     parent = process(tmp_path, "trap '' TERM; sleep 600 & echo $! > child; wait; sleep 600")
     parent.command = ["bash", "-c", f"cd {tmp_path}; {parent.command[-1]}"]
@@ -182,7 +192,7 @@ processes = [
 fleet_processes.Process.is_healthy = lambda self: self.running is not None
 fleet_processes.STOP_SECONDS = 2.0
 fleet.stages = lambda options, flags: [processes]
-fleet.run(Namespace(dry_run=False, folder=folder, router=None), [])
+fleet.run(Namespace(dry_run=False, folder=folder, router=None, start_seconds=60.0), [])
 """
 """A fleet of two programs that ignore SIGTERM, but for a file that says that they were told."""
 

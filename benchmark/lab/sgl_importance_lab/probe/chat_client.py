@@ -22,7 +22,7 @@ class ServerError(ImportanceError):
 class ChatClient:
     """Asks one server; use as an async context manager. Every failure is a ServerError."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 120.0) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         try:

@@ -66,7 +66,7 @@ def eval_command(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 0,
     concurrency: Concurrency = 4,
     api_key: ApiKey = None,
-    timeout: Timeout = 120.0,
+    timeout: Timeout = 600.0,
     json_file: JsonRows = None,
 ) -> None:
     """Grade a server by exact match. Unseen names were never paired with a value in training."""

@@ -134,7 +134,7 @@ def run_command(
     concurrency: Annotated[
         int, typer.Option(min=0, help="Requests in flight; 0 sends each at its arrival time.")
     ] = 4,
-    timeout: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.")] = 600.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", parser=some_path, metavar="PATH", help="Write outcomes here.")
     ] = None,

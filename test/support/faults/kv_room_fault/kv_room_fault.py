@@ -29,7 +29,7 @@ def take_room_for_some_passes(add_chunked_req: Any, adder: Any, request: Any) ->
     before = len(adder.can_run_list)
     left = add_chunked_req(adder, request)
     if _passes <= PASSES:
-        admitted = request.extend_range.length if len(adder.can_run_list) > before else 0
+        admitted = _chunk_tokens(request) if len(adder.can_run_list) > before else 0
         logger.info("kv_room_fault: pass %d, a chunk of %d tokens", _passes, admitted)
     _passes += 1
     return left
@@ -44,6 +44,12 @@ def refuse_who_has_preempted(add_one_req: Any, adder: Any, request: Any, *args: 
         logger.info("kv_room_fault: preempted %s", [each.rid for each in adder.preempt_list])
         return AddReqResult.NO_TOKEN
     return add_one_req(adder, request, *args, **kwargs)
+
+
+def _chunk_tokens(request: Any) -> int:
+    """Length of the chunk that was just admitted: a range up to sglang 0.5.21, a number in later releases."""
+    extent = getattr(request, "extend_range", None)
+    return int(request.extend_len if extent is None else extent.length)
 
 
 def register() -> None:
