@@ -96,7 +96,6 @@ class ServerProcess:
             Linux gives to connections, long before they bind it: such a server may have to start twice.
 
     Attributes:
-        model: folder of the checkpoint.
         expects_faults: set by a test that makes the server's own work fail; else ``stop`` demands none.
     """
 
@@ -132,7 +131,6 @@ class ServerProcess:
             *(("--api-key", api_key) if api_key else ()),
             *flags,
         ]
-        self.model = model
         self.expects_faults = False
         self._imports_anew = imports_anew
         self._may_start_again = not nccl_port
