@@ -5,12 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, UpdateWeightFromDiskReqInput
 from sglang.utils import TypeBasedDispatcher
 
+from sgl_importance.embedded_model import checkpoint_path
 from sglang_importance.operations.idle_messages import NEEDING_IDLENESS, wait_for_idleness
+
+from support.served import script_server
 
 UPDATE = UpdateWeightFromDiskReqInput(model_path="a")
 
@@ -70,3 +74,38 @@ def test_what_a_pause_holds_is_not_waited_for() -> None:
     scheduler.running, scheduler.waiting = 0, 1  # as behind a pause that retracts
     assert scheduler._request_dispatcher(UPDATE) == "done"
     assert scheduler.done == [kept, UPDATE]
+
+
+@pytest.mark.server
+@pytest.mark.nightly
+def test_weights_change_when_nothing_runs_any_more() -> None:
+    """sglang cannot flush the cache below a request, and ends: a client has left, or a pause holds one."""
+    update = {"model_path": str(checkpoint_path())}
+    body = {
+        "input_ids": list(range(100, 140)),
+        "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
+        "stream": True,
+    }
+    with (
+        script_server("--kv-policy", "importance", model=checkpoint_path()) as server,
+        httpx.Client(base_url=server.base_url, trust_env=False, timeout=120) as client,
+    ):
+        for number in range(4):  # the abort of who has left and the update are under way together
+            with client.stream("POST", "/generate", json=body) as left:
+                for _ in zip(range(number + 1), left.iter_lines(), strict=False):
+                    pass
+            answer = client.post("/update_weights_from_disk", json=update)
+            assert answer.status_code == 200, answer.text
+        with client.stream("POST", "/generate", json=body) as held:
+            lines = held.iter_lines()
+            next(lines)
+            client.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
+            try:
+                answer = client.post("/update_weights_from_disk", json=update)
+                kept = client.post("/update_weights_from_disk", json={**update, "flush_cache": False})
+            finally:
+                client.post("/continue_generation", json={}).raise_for_status()
+            assert (answer.status_code, kept.status_code) == (400, 200), answer.text
+            assert "pause with mode retract or abort" in answer.text
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        server.generate([5, 6], max_new_tokens=1)
