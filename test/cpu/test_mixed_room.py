@@ -1,4 +1,4 @@
-"""A prefill beside requests that decode in the same step leaves each room to begin a page."""
+"""A prefill leaves room to whoever decodes in the same step, and nobody passes a chunk that waits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_importance.cache.chunk_room import HOOKS
 
@@ -26,21 +27,37 @@ class EmptyTree:
         return 0
 
 
-def _around(create: Callable[..., Any]) -> Callable[..., Any]:
-    (hook,) = (hook for name, (hook, _) in HOOKS.items() if name.endswith(f".{CREATE}"))
-    return lambda *args, **kwargs: hook(create, *args, **kwargs)
+def _around(function: Callable[..., Any]) -> Callable[..., Any]:
+    (hook,) = (hook for name, (hook, _) in HOOKS.items() if name.endswith(f".{function.__name__}"))
+    return lambda *args, **kwargs: hook(function, *args, **kwargs)
+
+
+def _empty() -> PagedTokenToKVPoolAllocator:
+    tokens = PAGES * PAGE_SIZE
+    return PagedTokenToKVPoolAllocator(tokens, PAGE_SIZE, torch.float32, "cpu", kvcache=None, need_sort=True)
 
 
 @pytest.mark.parametrize(("is_ours", "fits"), [(False, False), (True, True)], ids=["sglang's", "ours"])
 def test_who_decodes_can_begin_a_page(monkeypatch: pytest.MonkeyPatch, is_ours: bool, fits: bool) -> None:
     create = getattr(BaseTokenToKVPoolAllocator, CREATE)
     monkeypatch.setattr(BaseTokenToKVPoolAllocator, CREATE, _around(create) if is_ours else create)
-    allocator = PagedTokenToKVPoolAllocator(
-        PAGES * PAGE_SIZE, PAGE_SIZE, torch.float32, "cpu", kvcache=None, need_sort=True
-    )
+    allocator = _empty()
     last = [allocator.alloc(PAGE_SIZE)[-1] for _ in range(DECODING)]  # whose pages are full
     budget = allocator.create_prefill_budget(EmptyTree(), num_mixed_decode_tokens=DECODING)
     chunk = budget.remaining_current // PAGE_SIZE * PAGE_SIZE
     assert allocator.alloc(chunk) is not None
     after = torch.full((DECODING,), PAGE_SIZE + 1)
     assert (allocator.alloc_decode(after, after, torch.stack(last)) is not None) == fits
+
+
+def test_nobody_passes_a_chunk_that_waits() -> None:
+    """Not even where room comes back in the same pass, as by a preemption."""
+    allocator = _empty()
+    budget = allocator.create_prefill_budget(EmptyTree())
+    taken = allocator.alloc(PAGES * PAGE_SIZE)
+    assert _around(PrefillBudget.available_chunk_tokens)(budget, 4 * PAGE_SIZE) is None
+    allocator.free(taken)
+    asked = {"extend_input_len": 1, "total_tokens": 2 + PAGE_SIZE, "max_new_tokens": 1, "input_tokens": 1}
+    assert budget.check_prefill(**asked, swa_host_hit_length=0, chunk_limit=None) == (False, None)
+    afterwards = allocator.create_prefill_budget(EmptyTree())
+    assert afterwards.check_prefill(**asked, swa_host_hit_length=0, chunk_limit=None) == (True, None)

@@ -62,6 +62,9 @@ class ImportanceComponent(FullComponent):
         publish: exports the counts so far; called after each request. None exports nothing.
         dense_prefix: says how much of a request may enter the tree; None for all of it.
         misses: accounts for what was not found; None keeps no account.
+
+    Attributes:
+        preempted: requests that lost their room in the scheduler's pass under way.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -90,6 +93,7 @@ class ImportanceComponent(FullComponent):
         self.backups: BackupFilter | None = None
         self.dense_prefix = dense_prefix
         self.misses = misses
+        self.preempted: list[Req] = []
         order = MarginalLossOrder if decides else StockOrder
         self.order: EvictionOrder = order(state, self.leaves)
         self.node_events = NodeEvents(

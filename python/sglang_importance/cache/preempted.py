@@ -16,26 +16,29 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang.srt.managers.scheduler import Scheduler
 
-_preempted: list[Req] = []
-"""In the pass under way; a process has one scheduler."""
-
 
 def _around_preemption(
     preempt: Callable[[PrefillAdder, Req], bool], adder: PrefillAdder, request: Req
 ) -> bool:
     before = len(adder.preempt_list)
     done = preempt(adder, request)
-    _preempted.extend(adder.preempt_list[before:])
+    _of_pass(adder.tree_cache).extend(adder.preempt_list[before:])
     return done
 
 
 def _around_pass(get_batch: Callable[..., Any], scheduler: Scheduler, *args: Any, **kwargs: Any) -> Any:
-    _preempted.clear()
+    preempted = _of_pass(scheduler.tree_cache)
+    preempted.clear()
     plan = get_batch(scheduler, *args, **kwargs)
-    for request in _preempted:
+    for request in preempted:
         if all(each is not request for each in scheduler.waiting_queue):
             scheduler._add_request_to_queue(request)
     return plan
+
+
+def _of_pass(cache: Any) -> list[Req]:
+    preempted: list[Req] = cache.importance.preempted
+    return preempted
 
 
 HOOKS: dict[str, Hook] = {
