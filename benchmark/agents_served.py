@@ -4,6 +4,7 @@ The requests of a kv-cache-tester file go through shadow caches: the server's ow
 whole nodes, with what a tree and its ghosts can know. Odd lines of the file, without sessions of which a
 prompt is longer than the smallest pool. Arms beside ``lru``:
 
+- ``vllm``: vLLM's order, which gives up single pages from the ends of texts; where answers take no time;
 - ``ends not told``: no end of an answer is known;
 - ``ends in classes``: the ends are facts of the classes of nodes, and there are no turns;
 - ``importance``: turns.
@@ -15,7 +16,8 @@ hold what they use, others are admitted before an answer has ended and is known 
 come when they came. Prompts are inserted by prefill chunks, answers when they end.
 
 Hit rates are deterministic. ``uncached`` is the ratio of computed prompt blocks to those of LRU: mean over
-the orders in which sessions begin, with a 95 % interval (Student's t). ``running`` is the mean number of
+the orders in which sessions begin, with a 95 % interval (Student's t); ``beside_vllm`` to those of vLLM.
+``running`` is the mean number of
 requests that an admission finds running, and ``held`` the different pages of the prompts of these and of the
 one admitted, as a mean share of the pool.
 """
@@ -23,6 +25,7 @@ one admitted, as a mean share of the pool.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -35,6 +38,9 @@ from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit
 from intervals import interval
 from results import print_rows, write_results
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from benchmark.peers.vllm_blocks import VllmBlocks
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
@@ -54,6 +60,7 @@ from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace
 
 LRU = "lru"
+VLLM = "vllm"
 ARMS = (LRU, NOT_TOLD, IN_CLASSES, IMPORTANCE)
 LONGEST_TOKENS = 200_000
 START_SECONDS = 0.5
@@ -121,6 +128,8 @@ def load(trace: Trace, tokens_per_second: float | None) -> tuple[float, float]:
 def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = None) -> int:
     """Prompt blocks that one arm finds."""
     trace = traces[job.trace]
+    if job.policy == VLLM:
+        return vllm_hits(trace, job.capacity)
     cache = ShadowCache(
         job.capacity,
         BLOCK_TOKENS,
@@ -140,6 +149,16 @@ def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = No
     return found
 
 
+def vllm_hits(trace: Trace, capacity: int) -> int:
+    """Prompt blocks that vLLM finds where each request is over before the next one comes."""
+    blocks, served, found = VllmBlocks(capacity, BLOCK_TOKENS), ServedPages(trace), 0
+    for request, is_end in events(trace, None):
+        if not is_end:
+            prompt, answer = int(trace.input_tokens[request]), int(trace.output_tokens[request])
+            found += prompt - blocks.computed(served.with_answer(request), prompt, answer)
+    return found // BLOCK_TOKENS
+
+
 def rows_of(
     traces: Sequence[Trace], work: Sequence[tuple[Cell, Job]], tokens_per_second: float | None, jobs: int
 ) -> list[dict[str, Any]]:
@@ -151,6 +170,8 @@ def rows_of(
         alive, fraction, arm = cell
         rate, lru = np.array(values), np.array(rates[alive, fraction, LRU])
         uncached, low, high = interval(((1 - rate) / (1 - lru)).tolist())
+        beside = rates.get((alive, fraction, VLLM))
+        beside_vllm = interval(((1 - rate) / (1 - np.array(beside))).tolist()) if beside else None
         of_cell = [(*loads[job.trace], job.capacity) for each, job in work if each == cell]
         rows.append(
             {
@@ -163,6 +184,7 @@ def rows_of(
                 "uncached": uncached,
                 "low": low,
                 "high": high,
+                "beside_vllm": beside_vllm,
                 "running": float(np.mean([running for running, _, _ in of_cell])),
                 "held": float(np.mean([pages / capacity for _, pages, capacity in of_cell])),
                 "pages": float(np.mean([capacity for *_, capacity in of_cell])),
@@ -211,12 +233,13 @@ def main(
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
             for fraction in FRACTIONS:
                 capacity = max(-(-LONGEST_TOKENS // BLOCK_TOKENS) + 2, int(fraction * trace.num_blocks))
-                for arm in ARMS:
+                for arm in (*ARMS, VLLM):
                     work.append(((alive, fraction, arm), Job(len(traces), arm, capacity)))
             traces.append(trace)
-    rows: list[dict[str, Any]] = []
-    for speed in (None, tokens_per_second) if tokens_per_second else (None,):
-        rows += rows_of(traces, work, speed, jobs)
+    rows = rows_of(traces, work, None, jobs)
+    if tokens_per_second:
+        in_time = [each for each in work if each[1].policy != VLLM]
+        rows += rows_of(traces, in_time, tokens_per_second, jobs)
     print_rows(f"Sessions of {lines} lines", rows)
     typer.echo(f"written to {write_results('agents_served', rows, out=out)}")
 

@@ -12,6 +12,7 @@ microseconds; ``a_step`` is what of it falls on a decode step of so many running
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -99,6 +100,8 @@ def main(
             spent = cost_of_a_clock()
             # The index follows every 16 requests, so a life of fewer is counted with those around it.
             batch = max(running, 64)
+            gc.collect()
+            gc.freeze()  # as sglang does behind its warm-up: what it has loaded is not looked at again
             for _ in track(range(max(requests // batch, 3)), description=f"{running} running"):
                 for _ in range(batch // running):
                     tree.lives()

@@ -22,11 +22,13 @@ class Arm:
             where it may lie in files too.
         flags: of sglang's, beside those of all; None where it is vLLM.
         has_lmcache: whether vLLM's host tier is LMCache.
+        tells: whether clients name their sessions, and say when one is over.
     """
 
     tiers: str
     flags: tuple[str, ...] | None
     has_lmcache: bool = False
+    tells: bool = False
 
     @property
     def learns(self) -> bool:
@@ -43,9 +45,11 @@ ARMS = {
     "stock sglang": Arm("device", ()),
     "vLLM": Arm("device", None),
     "ours": Arm("device", OURS),
+    "ours (told)": Arm("device", OURS, tells=True),
     "observe": Arm("device", ("--kv-policy", "observe")),
     "stock + HiCache": Arm("host", HICACHE),
     "vLLM + LMCache": Arm("host", None, has_lmcache=True),
     "ours + HiCache": Arm("host", (*OURS, *HICACHE)),
+    "ours + HiCache (told)": Arm("host", (*OURS, *HICACHE), tells=True),
     "ours + store": Arm("storage", (*OURS, *HICACHE)),
 }

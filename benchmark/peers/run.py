@@ -68,8 +68,12 @@ def kept_workload(name: str, seed: int, texts: Callable[[], Texts]) -> list[Sent
     return msgspec.json.decode(file.read_bytes(), type=list[Sent])
 
 
-def ask(client: httpx.Client, served: Served, ids: list[int]) -> dict[str, Any]:
-    """One greedy answer: seconds to its first token, cached tokens, text."""
+def ask(client: httpx.Client, served: Served, ids: list[int], session: str | None) -> dict[str, Any]:
+    """One greedy answer: seconds to its first token, cached tokens, text.
+
+    Args:
+        session: that the request is told to belong to, where the server is told.
+    """
     body = {
         "model": served.model,
         "prompt": ids,
@@ -79,6 +83,8 @@ def ask(client: httpx.Client, served: Served, ids: list[int]) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if session is not None:
+        body["session_id"] = session
     start = time.perf_counter()
     first, text, usage = None, "", None
     with client.stream("POST", f"{served.url}/v1/completions", json=body) as reply:
@@ -97,8 +103,12 @@ def ask(client: httpx.Client, served: Served, ids: list[int]) -> dict[str, Any]:
     return {"ttft": first, "cached": details.get("cached_tokens") or 0, "text": text}
 
 
-def send(served: Served, requests: list[Sent], clients: int, title: str) -> list[dict[str, Any]]:
-    """Closed loop: each client takes the next request, and waits for the one before it of its session."""
+def send(served: Served, requests: list[Sent], clients: int, title: str, tells: bool) -> list[dict[str, Any]]:
+    """Closed loop: each client takes the next request, and waits for the one before it of its session.
+
+    Args:
+        tells: whether the server is told which session a request belongs to, and when one is over.
+    """
     done = [Event() for _ in requests]
     before: dict[int, Event] = {}
     waits = []
@@ -110,8 +120,14 @@ def send(served: Served, requests: list[Sent], clients: int, title: str) -> list
         earlier = waits[number]
         if earlier is not None:
             earlier.wait()
+        request = requests[number]
+        session = str(request.session) if tells else None
         try:
-            return ask(client, served, requests[number].ids)
+            answer = ask(client, served, request.ids, session)
+            if tells and request.is_last:
+                close = client.post(f"{served.url}/close_session", json={"session_id": session})
+                close.raise_for_status()
+            return answer
         finally:
             done[number].set()
 
@@ -119,9 +135,9 @@ def send(served: Served, requests: list[Sent], clients: int, title: str) -> list
         return list(track(pool.map(one, range(len(requests))), total=len(requests), description=title))
 
 
-def row_of(served: Served, requests: list[Sent], clients: int, title: str) -> dict[str, Any]:
+def row_of(served: Served, requests: list[Sent], clients: int, title: str, tells: bool) -> dict[str, Any]:
     start = time.perf_counter()
-    answers = send(served, requests, clients, title)
+    answers = send(served, requests, clients, title, tells)
     assert clients > 1 or answers[0]["cached"] == 0, "the server was not empty"
     prompt = sum(len(request.ids) for request in requests)
     cached = sum(answer["cached"] for answer in answers)
@@ -170,7 +186,7 @@ def main(
     def measure(served: Served, key: Key, requests: list[Sent]) -> None:
         assert served.pool == key.pool, f"{key.arm} has a pool of {served.pool} tokens, not {key.pool}"
         title = f"{key.arm} {key.workload} {key.seed}"
-        rows.append({**key._asdict(), **row_of(served, requests, clients, title)})
+        rows.append({**key._asdict(), **row_of(served, requests, clients, title, ARMS[key.arm].tells)})
         write_results("peers", rows, out=out)
 
     pools = {name: int(UNIQUE[name] * share) for name in workloads.split(",")}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ def last_access(node: ShadowNode) -> int:
     return node.metadata.last_access
 
 
-def trace_of(requests: list[Sent]) -> Trace:
+def trace_of(requests: Sequence[Sent]) -> Trace:
     trace = TraceBuilder("peers", PAGE)
     for number, request in enumerate(requests):
         names = [hash(tuple(request.ids[:end])) for end in range(PAGE, len(request.ids) + PAGE, PAGE)]

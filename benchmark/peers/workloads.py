@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, count, islice
 from pathlib import Path
@@ -29,6 +29,8 @@ PAGE = 32
 UNIQUE = {"agents": 32_768, "documents": 16_384, "chat": 16_384, "scan": 16_384, "mix": 32_768}
 LONGEST = 8_000
 AGENTS_ALIVE = 4
+WAIT_SIGMA = 1.0
+"""Of the log-normal that a session's waits are drawn from; their median is 1."""
 CHATS_ALIVE, INSTRUCTION_TOKENS, CHAT_LONGEST = 12, 192, 2_800
 DOCUMENT_TOKENS, QUESTION_TOKENS, ONE_OFF_TOKENS = 1_024, 80, 640
 HOT, ONE_OFF_SHARE = 3, 0.6
@@ -40,11 +42,15 @@ class Sent:
 
     Attributes:
         is_cut: whether the recording of its session goes on where the session here ends.
+        time: when, in medians of a session's waits, where sessions take turns.
+        is_last: of its session, where sessions take turns.
     """
 
     session: int
     ids: Ids
     is_cut: bool = False
+    time: float = 0.0
+    is_last: bool = False
 
 
 def unique_tokens(requests: Sequence[Sent]) -> int:
@@ -102,9 +108,9 @@ def in_turns(sessions: Iterator[list[Ids]], alive: int, rng: Random) -> Iterator
         if not waiting:
             return
         now, number, (prompt, *later) = heapq.heappop(waiting)
-        yield Sent(number, prompt)
+        yield Sent(number, prompt, time=now, is_last=not later)
         if later:
-            heapq.heappush(waiting, (now + rng.lognormvariate(0, 1), number, later))
+            heapq.heappush(waiting, (now + rng.lognormvariate(0, WAIT_SIGMA), number, later))
 
 
 def agents(texts: Texts, rng: Random, begun: int = 0, alive: int = AGENTS_ALIVE) -> Iterator[Sent]:
@@ -117,7 +123,7 @@ def agents(texts: Texts, rng: Random, begun: int = 0, alive: int = AGENTS_ALIVE)
     mixed = [session for pair in zip(*shuffled, strict=False) for session in pair][begun:]
     for request in in_turns((each.prompts for each in mixed), alive, rng):
         is_cut = mixed[request.session].left_out > 0  # sessions are numbered as they begin
-        yield Sent(begun + request.session, request.ids, is_cut)
+        yield replace(request, session=begun + request.session, is_cut=is_cut)
 
 
 def chat(texts: Texts, rng: Random) -> Iterator[Sent]:

@@ -92,9 +92,17 @@ def agents_least_over_lru() -> float:
 
 
 _SERVED_ARMS = {
+    "vllm": "vLLM's order: single pages, from the ends of texts",
     "ends not told": "ends not told",
     "ends in classes": "ends as facts of nodes, no turns",
     "importance": "**`importance`** (turns)",
+}
+
+
+_BESIDE_VLLM = {
+    "lru": "stock sglang",
+    "ends not told": "ours, ends not told",
+    "importance": "**ours**, told how answers end",
 }
 
 
@@ -125,10 +133,41 @@ def agents_served_table(alive: int, in_time: bool = False) -> str:
         lines.append(["held by running requests", *(f"{each['held']:.0%}" for each in of_lru), ""])
     lines.append(["hit rate of `lru`", *(_share(each["hit_rate"]) for each in of_lru), ""])
     for policy, shown in _SERVED_ARMS.items():
-        found = [each for each in rows if each["policy"] == policy]
+        if not (found := [each for each in rows if each["policy"] == policy]):
+            continue
         worst = min(each["least_over_lru"] for each in found)
         lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
     return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_served_in_short(policy: str) -> str:
+    """Computed prompt blocks beside LRU over the sizes of the pool, twenty alive, answers at once."""
+    found = [row["uncached"] for row in _served(20, in_time=False) if row["policy"] == policy]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def agents_beside_vllm_in_short(alive: int, policy: str) -> str:
+    """Computed prompt blocks beside vLLM's over the sizes of the pool, answers at once."""
+    found = [row["beside_vllm"][0] for row in _served(alive, in_time=False) if row["policy"] == policy]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def agents_beside_vllm_table() -> str:
+    """Computed prompt blocks beside vLLM's where answers take no time."""
+    lines = [
+        [
+            f"{alive} alive, {shown}",
+            *(_beside_vllm(each) for each in _served(alive, in_time=False) if each["policy"] == policy),
+        ]
+        for alive in (20, 80)
+        for policy, shown in _BESIDE_VLLM.items()
+    ]
+    return _table(["", *_capacities()], lines)
+
+
+def _beside_vllm(row: Mapping[str, Any]) -> str:
+    mean, low, high = row["beside_vllm"]
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 def agents_served_kept_table() -> str:

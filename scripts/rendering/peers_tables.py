@@ -25,6 +25,20 @@ _LOADS = {
     "longer, a quarter": "4 times the tokens and the pool",
     "longer, a quarter, more alive": "the same, 16 alive",
 }
+_WAITS_LOADS = {
+    "served": "as served, 4 alive",
+    "longer, a pool as before": "4 times the tokens, same pool",
+    "longer, a quarter": "4 times the tokens and the pool",
+    "longer, a quarter, more alive": "the same, 16 alive",
+}
+_WAITS_ORDERS = {
+    "vllm": "vLLM",
+    "ours": "ours",
+    "waits": "knows how waits are distributed",
+    "ours (told)": "ours, told which sessions are over",
+    "waits and ends": "knows the distribution, told",
+    "foresight": "foresight",
+}
 _ORDERS = {
     "ours": "ours, nothing learnt",
     "ledger": "ours, from a ledger",
@@ -209,6 +223,40 @@ def peers_learnt_table() -> str:
         orders = {key: title for key, title in _ORDERS.items() if key in rows[0]}
         lines += [[sent, title, *_of_recency(rows, key)] for key, title in orders.items()]
     return _table(["load", "order", "all", "first third", "second", "last"], lines)
+
+
+def peers_known_waits_table() -> str:
+    """Replayed agents: computed tokens over recency's by what an order knows of sessions."""
+    rows = results("peers_known_waits")["rows"]
+    lines = []
+    for name, what in _WAITS_LOADS.items():
+        of_load = [row for row in rows if row["name"] == name]
+        ratios = [[row[order] / row["lru"] for row in of_load] for order in _WAITS_ORDERS]
+        lines.append([what, *map(_cell, ratios)])
+    return _table(["load", *_WAITS_ORDERS.values()], lines)
+
+
+def peers_known_waits(order: str, name: str, beside: str = "lru") -> str:
+    """Replayed agents: computed tokens of an order over those of another."""
+    rows = results("peers_known_waits")["rows"]
+    return _cell([row[order] / row[beside] for row in rows if row["name"] == name])
+
+
+def peers_vllm_blocks() -> str:
+    """Of how many rows of vLLM's servers its rule, replayed, computes the same tokens."""
+    rows = results("peers_vllm_blocks")["rows"]
+    return f"{sum(row['counted_tokens'] == row['computed_tokens'] for row in rows)} of {len(rows)}"
+
+
+def peers_whole_model() -> str:
+    """Of how many rows of the whole model the slice computed the same tokens."""
+    same = [
+        row["computed_tokens"] == _rows(workload, arm)[seed]["computed_tokens"]
+        for workload in _WORKLOADS
+        for arm in ("stock sglang", "ours")
+        for seed, row in _rows(workload, arm, layers=0).items()
+    ]
+    return f"{sum(same)} of {len(same)}"
 
 
 def peers_equal_answers() -> str:
