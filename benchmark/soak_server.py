@@ -21,6 +21,7 @@ from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
+from support.victims import cores_of_ranks
 
 CONCURRENCY = 8
 POOL_TOKENS = 8192
@@ -212,7 +213,8 @@ def soak_server(requests: int, *, policy: str, ranks: int, max_seconds: float, s
 
     is_ours = policy != "default"
     flags = ("--kv-policy", policy, *FLAGS, *(("--dp-size", str(ranks)) if ranks > 1 else ()))
-    with ServerProcess(*flags, model=checkpoint_path(), nccl_port=ranks == 1) as server:
+    cores = cores_of_ranks(ranks) if ranks > 1 else {}
+    with ServerProcess(*flags, model=checkpoint_path(), env=cores, nccl_port=ranks == 1) as server:
         begin = time.monotonic()
         outcome = asyncio.run(
             _run(server, requests, is_ours=is_ours, ranks=ranks, max_seconds=max_seconds, seed=seed)
