@@ -113,8 +113,9 @@ def main(
     operations: Annotated[int, typer.Option(min=0, help="tree operations, over all arms")] = 100_000,
     requests: Annotated[int, typer.Option(min=0, help="requests to a real server; 0 starts none")] = 0,
     policy: Annotated[
-        str, typer.Option(help="of that server: importance, or default to compare")
+        str, typer.Option(help="of that server: importance, observe, or default to compare")
     ] = "importance",
+    dp_size: Annotated[int, typer.Option(min=1, help="data-parallel ranks of that server")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="arms at once")] = 2,
     max_seconds: Annotated[float, typer.Option(help="of the server's load")] = 600.0,
     seed: Annotated[int, typer.Option(help="decides every operation")] = 0,
@@ -137,7 +138,7 @@ def main(
     if requests:
         from soak_server import soak_server
 
-        rows.append(soak_server(requests, policy=policy, max_seconds=max_seconds, seed=seed))
+        rows.append(soak_server(requests, policy=policy, ranks=dp_size, max_seconds=max_seconds, seed=seed))
     shown = (
         "mode",
         "policy",

@@ -18,8 +18,10 @@ from growth import known, slope
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
+from support.victims import cores_of_ranks
 
 CONCURRENCY = 8
 POOL_TOKENS = 8192
@@ -30,6 +32,8 @@ FLAGS = (
 SAMPLE_SECONDS = 2.0
 CURVE_POINTS = 24  # of each process's memory: does it level off?
 SALTS = (None, None, "tenant-a", "tenant-b")
+ROUTES = {"/v1/chat/completions": 6, "/generate": 3, "/v1/messages": 2, "/v1/responses": 1}
+"""With how often they are taken."""
 
 
 @dataclass
@@ -45,7 +49,8 @@ class _Load:
         self._documents = [make_document(self.rng.choice((300, 600, 1200)), seed) for seed in range(12)]
         self._scans = 1000
 
-    def _body(self) -> dict[str, Any]:
+    def _asked(self) -> tuple[str, dict[str, Any]]:
+        """A route, and what to ask it."""
         kind = self.rng.choices(("shared", "scan", "long", "turns"), (6, 2, 1, 3))[0]
         self.happened[kind] += 1
         if kind == "scan":
@@ -64,26 +69,36 @@ class _Load:
                     {"role": "assistant", "content": document.records[name]},
                     {"role": "user", "content": f"Question: {name}"},
                 ]
-        salt = self.rng.choice(SALTS)
-        return {
-            "model": self.model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": self.rng.choice((1, 4, 16, 48)),
-            "ignore_eos": self.rng.random() < 0.3,
-            "stream": True,
-            **({"cache_salt": salt} if salt else {}),
-        }
+        (route,) = self.rng.choices(list(ROUTES), list(ROUTES.values()))
+        self.happened[route] += 1
+        salt, session = self.rng.choice(SALTS), f"session {self.rng.randrange(50)}"
+        body = {"model": self.model, "stream": True, **({"cache_salt": salt} if salt else {})}
+        tokens = self.rng.choice((1, 4, 16, 48))
+        if route == "/generate":
+            self.happened["constrained"] += (is_constrained := self.rng.random() < 0.2)
+            params = {
+                "temperature": 0,
+                "max_new_tokens": tokens,
+                **({"regex": "[a-z ]+"} if is_constrained else {}),
+            }
+            hints = {"report": True, "session_over": self.rng.random() < 0.3, "retain": {"ttl_seconds": 2}}
+            asked = {"input_ids": encode(messages), "session_id": session, "sampling_params": params}
+            return route, {**body, **asked, "kv_hints": hints}
+        if route == "/v1/responses":
+            return route, {**body, "input": messages, "max_output_tokens": 2 + tokens, "session_id": session}
+        ending = {"ignore_eos": self.rng.random() < 0.3} if route == "/v1/chat/completions" else {}
+        return route, {**body, "messages": messages, "temperature": 0, "max_tokens": tokens, **ending}
 
     async def one(self, client: httpx.AsyncClient) -> None:
         leave_after = self.rng.randrange(1, 6) if self.rng.random() < 0.15 else None
-        async with client.stream("POST", "/v1/chat/completions", json=self._body()) as answer:
+        route, body = self._asked()
+        async with client.stream("POST", route, json=body) as answer:
             if answer.status_code != 200:
                 self.happened[f"status {answer.status_code}"] += 1
                 return
             lines = 0
             async for line in answer.aiter_lines():
-                if line.startswith('data: {"error"'):
+                if line.startswith(('data: {"error"', "event: error")):
                     self.happened["error in stream"] += 1
                 lines += bool(line)
                 if leave_after is not None and lines >= leave_after:
@@ -106,9 +121,10 @@ def _memory(root: psutil.Process) -> dict[str, int]:
     return found
 
 
-async def _check_sizes(client: httpx.AsyncClient) -> dict[str, Any]:
+async def _check_sizes(client: httpx.AsyncClient, rank: int) -> dict[str, Any]:
     """Sizes of the tiers of a server that tells them."""
-    document = (await client.get("/kv_importance", params={"limit": 5})).raise_for_status().json()
+    query = {"limit": 5, "dp_rank": rank}
+    document = (await client.get("/kv_importance", params=query)).raise_for_status().json()
     tiers: dict[str, Any] = document["tiers"]
     for tier, size in tiers.items():
         if size["total_tokens"]:
@@ -117,7 +133,7 @@ async def _check_sizes(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def _run(
-    server: ServerProcess, requests: int, *, is_ours: bool, max_seconds: float, seed: int
+    server: ServerProcess, requests: int, *, is_ours: bool, ranks: int, max_seconds: float, seed: int
 ) -> dict[str, Any]:
     load = _Load(server.base_url, server.name, random.Random(seed))
     root = psutil.Process(server.pid)
@@ -141,21 +157,21 @@ async def _run(
         workers = [asyncio.create_task(worker()) for _ in range(CONCURRENCY)]
         while not all(task.done() for task in workers):
             samples.append((time.monotonic(), done, _memory(root)))
-            tiers = await _check_sizes(client) if is_ours else {}
+            tiers = [await _check_sizes(client, rank) for rank in range(ranks if is_ours else 0)]
             if len(samples) % 30 == 0:
-                print(f"{done} requests {tiers.get('device', '')}", flush=True)
+                print(f"{done} requests {[each['device'] for each in tiers]}", flush=True)
             await asyncio.sleep(SAMPLE_SECONDS)
         await asyncio.gather(*workers)
     return {"load": load, "samples": samples, "done": done}
 
 
-def _at_rest(server: ServerProcess, requests: int) -> dict[str, Any]:
-    """Books of an idle server, before and after a flush."""
-    time.sleep(2)
+def _listed(server: ServerProcess, rank: int) -> list[dict[str, Any]]:
+    """The nodes of an idle rank, whose tokens are those of its tiers."""
     nodes: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
-        page = server.get("/kv_importance", limit=1000, **({"cursor": cursor} if cursor else {}))
+        query = {"limit": 1000, "dp_rank": rank, **({"cursor": cursor} if cursor else {})}
+        page = server.get("/kv_importance", **query)
         nodes += page["nodes"]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -164,6 +180,13 @@ def _at_rest(server: ServerProcess, requests: int) -> dict[str, Any]:
     for tier in ("device", "host"):
         listed = sum(node["tokens"] for node in nodes if tier in node["tiers"])
         assert tiers[tier]["used_tokens"] == listed, (tier, tiers[tier], listed)
+    return nodes
+
+
+def _at_rest(server: ServerProcess, requests: int, ranks: int) -> dict[str, Any]:
+    """Books of an idle server, before and after a flush."""
+    time.sleep(2)
+    nodes = [node for rank in range(ranks) for node in _listed(server, rank)]
     counted = {
         "admitted": server.metric(f"{PREFIX}requests_total"),
         "evicted_device_tokens": server.metric(f"{PREFIX}evicted_tokens_total", tier="device"),
@@ -176,23 +199,28 @@ def _at_rest(server: ServerProcess, requests: int) -> dict[str, Any]:
     assert 0.8 * requests <= counted["admitted"] <= requests + 20, counted
     assert counted["evicted_device_tokens"] == counted["evicted_by_upstream"] > 0, counted
     server.flush_cache()
-    empty = server.get("/kv_importance", limit=1)["tiers"]
-    assert empty["device"]["used_tokens"] == empty["host"]["used_tokens"] == 0, empty
+    for rank in range(ranks):
+        empty = server.get("/kv_importance", limit=1, dp_rank=rank)["tiers"]
+        assert empty["device"]["used_tokens"] == empty["host"]["used_tokens"] == 0, empty
     return {"nodes": len(nodes), **counted}
 
 
-def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) -> dict[str, Any]:
+def soak_server(requests: int, *, policy: str, ranks: int, max_seconds: float, seed: int) -> dict[str, Any]:
     """Starts a server, loads it, and returns the row; AssertionError where its books do not agree.
 
     Under ``default``, stock sglang, only its memory is looked at: what of the growth is not ours.
     """
 
     is_ours = policy != "default"
-    with ServerProcess("--kv-policy", policy, *FLAGS, model=checkpoint_path()) as server:
+    flags = ("--kv-policy", policy, *FLAGS, *(("--dp-size", str(ranks)) if ranks > 1 else ()))
+    cores = cores_of_ranks(ranks) if ranks > 1 else {}
+    with ServerProcess(*flags, model=checkpoint_path(), env=cores, nccl_port=ranks == 1) as server:
         begin = time.monotonic()
-        outcome = asyncio.run(_run(server, requests, is_ours=is_ours, max_seconds=max_seconds, seed=seed))
+        outcome = asyncio.run(
+            _run(server, requests, is_ours=is_ours, ranks=ranks, max_seconds=max_seconds, seed=seed)
+        )
         seconds = time.monotonic() - begin
-        rest = _at_rest(server, outcome["done"]) if is_ours else {}
+        rest = _at_rest(server, outcome["done"], ranks) if is_ours else {}
         complaints = [
             line for line in server.log().splitlines() if "Traceback" in line or "leak" in line.lower()
         ]
@@ -214,6 +242,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
     return {
         "mode": "server",
         "policy": policy,
+        "data_parallel_ranks": ranks,
         "operations": outcome["done"],
         "seconds": round(seconds, 1),
         "concurrency": CONCURRENCY,

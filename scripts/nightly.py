@@ -48,11 +48,19 @@ def run_nightly_tests(minutes: float) -> list[Row]:
 
 
 def run_endurance(minutes: float) -> list[Row]:
-    """``benchmark/soak.py``: the tree alone, then a server under mixed load for so many minutes."""
+    """``benchmark/soak.py``: the tree alone, then a server under mixed load for so many minutes.
+
+    One of two ranks, and one under ``observe``, for a quarter of them each.
+    """
     operations = max(LEAST_TREE_OPERATIONS, round(TREE_OPERATIONS * min(1.0, minutes / ENDURANCE_MINUTES)))
-    server = ["--operations", "0", "--requests", "100000", "--max-seconds", str(round(60 * minutes))]
+
+    def server(share: float, *flags: str) -> list[str]:
+        seconds = str(round(60 * minutes * share))
+        return ["--operations", "0", "--requests", "100000", "--max-seconds", seconds, *flags]
+
+    others = [server(0.25, "--dp-size", "2"), server(0.25, "--policy", "observe")]
     rows = []
-    for arguments in (["--operations", str(operations)], server):
+    for arguments in (["--operations", str(operations)], server(1.0), *others):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "soak.json"
             row = timed(["python", "benchmark/soak.py", *arguments], "--out", str(out))

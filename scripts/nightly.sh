@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is too long for every run: the nightly tests, 40 minutes of endurance, the core under other interpreters,
+# What is too long for every run: the nightly tests, an hour of endurance, the core under other interpreters,
 # and lines that are broken one at a time.
 # Writes benchmark/results/nightly/DATE.json.
 #   bash scripts/nightly.sh [--minutes N] [--only tests,endurance,pythons,mutations]

@@ -7,7 +7,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from sgl_importance.misses.path_memory import Namespace, PathMemory
-from sgl_importance.misses.path_tree import TOKEN_BYTES, KnownPath, PathNode, common_tokens, walk
+from sgl_importance.misses.path_tree import (
+    TOKEN_BYTES,
+    KnownPath,
+    PathNode,
+    common_tokens,
+    unpacked,
+    walk,
+)
 from sgl_importance.misses.reason import Fate, PathVisit, Reason
 from sgl_importance.tiers import Tier
 
@@ -102,8 +109,9 @@ def account_of(
         known_path: what is known of them, by ``PathMemory.path``.
         found: tokens that were not computed, by the tier that held them.
     """
-    tokens = len(prompt) // TOKEN_BYTES
-    usable = max(tokens - 1, 0) // memory.page_size * memory.page_size
+    looked_up = len(prompt) // TOKEN_BYTES
+    tokens = looked_up + memory.ahead
+    usable = max(looked_up - 1, 0) // memory.page_size * memory.page_size
     path, known = _up_to(known_path, usable)
     parting, since = _end_of(memory, namespace, prompt, path, known, usable)
     unknown = Reason.NEVER_SEEN
@@ -166,11 +174,11 @@ def _end_of(
     if node is None:
         return None, None
     if matched < node.length:
-        return _parting(prompt, known, node, matched, memory.page_bytes), None
+        return _parting(memory, prompt, known, node, matched), None
     if (since := memory.marked(node, page)) is not None:
         return None, since
     nearest = _nearest(node, page, is_beginning=not known)
-    return None if nearest is None else _parting(prompt, known, nearest, 0, memory.page_bytes), None
+    return None if nearest is None else _parting(memory, prompt, known, nearest, 0), None
 
 
 def _nearest(node: PathNode, page: bytes, *, is_beginning: bool) -> PathNode | None:
@@ -184,16 +192,19 @@ def _nearest(node: PathNode, page: bytes, *, is_beginning: bool) -> PathNode | N
     return None if nearest is None else node.children[nearest]
 
 
-def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes: int) -> PathParting:
+def _parting(memory: PathMemory, prompt: bytes, known: int, node: PathNode, matched: int) -> PathParting:
     """
     Args:
-        known: tokens that the prompt shares with known paths, in whole pages.
+        known: tokens that the prompt shares with known paths, in whole pages; they part within the next one.
         node: the nearest path goes on in it.
         matched: tokens of the node that are among those.
-        page_bytes: of one page, within which they part.
     """
-    differing = node.tokens[matched * TOKEN_BYTES : matched * TOKEN_BYTES + page_bytes]
-    token = known + common_tokens(prompt[known * TOKEN_BYTES :], differing)
+    page = prompt[known * TOKEN_BYTES :][: memory.page_bytes]
+    differing = node.tokens[matched * TOKEN_BYTES :][: memory.page_bytes]
+    same = common_tokens(page, differing)
+    if memory.ahead and unpacked(page)[same] == unpacked(differing)[same]:
+        same += 1  # only the one behind it is another
+    token = known + same
     at = token * TOKEN_BYTES
     behind = TOKENS_BEHIND * TOKEN_BYTES
     return PathParting(

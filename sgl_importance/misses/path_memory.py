@@ -37,16 +37,18 @@ class PathMemory:
         page_size: tokens per page.
         gone_pages: pages to remember that the cache does not hold.
         max_marks: places to remember where something was forgotten.
+        ahead: as of ``packed``.
 
     Attributes:
         forgot_at: Unix time when something was forgotten last; None as long as nothing was.
     """
 
-    def __init__(self, page_size: int, *, gone_pages: int, max_marks: int) -> None:
+    def __init__(self, page_size: int, *, gone_pages: int, max_marks: int, ahead: int = 0) -> None:
         assert page_size > 0
         assert gone_pages >= 0
         assert max_marks >= 0
         self.page_size = page_size
+        self.ahead = ahead
         self.page_bytes = page_size * TOKEN_BYTES
         self.forgot_at: float | None = None
         self._gone_limit = gone_pages

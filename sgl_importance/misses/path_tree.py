@@ -8,18 +8,23 @@ import numpy as np
 
 from sgl_importance.misses.reason import Fate, PathVisit
 
-TOKEN_BYTES = 4
-_IDS, _PACKED = np.dtype(np.int64), np.dtype("<i4")
+TOKEN_BYTES = 8
+_PACKED, _HALVES = np.dtype("<i8"), np.dtype("<u4")
 
 
-def packed(tokens: Sequence[int]) -> bytes:
-    """Token ids as the trees hold them, four bytes each. An ``array("q")`` is read without a loop."""
-    return np.asarray(tokens, _IDS).astype(_PACKED).tobytes()
+def packed(tokens: Sequence[int], ahead: int = 0) -> bytes:
+    """Token ids as the trees hold them. An ``array("q")`` is read without a loop.
+
+    Args:
+        ahead: 1 where each is looked up with the one behind it (EAGLE): of the last one nothing is known.
+    """
+    ids = np.asarray(tokens, _PACKED)
+    return (ids[:-1] | ids[1:] << 32 if ahead else ids).tobytes()
 
 
 def unpacked(tokens: bytes) -> list[int]:
-    """Token ids of ``packed``."""
-    ids: list[int] = np.frombuffer(tokens, _PACKED).tolist()
+    """Token ids of ``packed``, of pairs the first ones."""
+    ids: list[int] = np.frombuffer(tokens, _HALVES)[::2].tolist()
     return ids
 
 

@@ -18,6 +18,6 @@ class MissOptions:
         unit="device pools",
         minimum=0,
         whole=False,
-        cost="four bytes of scheduler memory for each token that is held or remembered, and scheduler time "
+        cost="eight bytes of scheduler memory for each token that is held or remembered, and scheduler time "
         "for each request (benchmark/misses.py)",
     )

@@ -93,6 +93,14 @@ def check(
         assert (from_host > 0) == ("--enable-hierarchical-cache" in flags)
         assert NO_SCORES in server.log()
         assert server.metric(f"{PREFIX}folds_total") == 0
+        accounts = server.get("/kv_importance/why", limit=len(replies))["requests"]
+        for account, detail in zip(reversed(accounts), details, strict=True):
+            assert sum(account["found_tokens"].values()) == detail["cached_tokens"]
+            missed = account["missed_tokens"]
+            assert detail["cached_tokens"] + sum(missed.values()) == detail["prompt_tokens"]
+        assert {"never_seen", "parted", "evicted"} <= {
+            each for account in accounts for each in account["missed_tokens"]
+        }
         server.flush_cache()
         assert server.log().count("tree_check: sound with") > 4
 

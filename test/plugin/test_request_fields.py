@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,10 @@ SAMPLING_REFUSED: tuple[tuple[str, Any], ...] = (
     *(("stop_token_ids", value) for value in (5, ["a"], [1.5], [2**70])),
     *(("logit_bias", value) for value in ({"100": 1}, {"x": 1}, {"1": 1e300}, {1: 1}, {"-1": 1}, [1])),
     *(("json_schema", value) for value in ({"type": "object"}, "[", "[" * 200, '{"maxLength": 1000000}')),
+    (
+        "json_schema",
+        json.dumps({"properties": {f"p{place}": {} for place in range(100)}, "minProperties": 1}),
+    ),
     *(("regex", value) for value in ("(" * 100, "a{1000000}", 5, "\x00")),
     *(("custom_params", value) for value in ({"a": {"b": {}}}, {"a": 2**70}, {"__req__": 1}, [1])),
     *((name, 1) for name in ("is_normalized", "stop_strs", "stop_str_max_len", "stop_regex_max_len")),

@@ -91,6 +91,21 @@ def test_a_failed_part_is_written_and_the_others_run(
     assert "failed: python -c" in capsys.readouterr().err
 
 
+def test_endurance_is_of_the_tree_and_of_three_servers(nightly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def timed(command: list[str], *hidden: str) -> dict[str, Any]:
+        asked.append(" ".join(command))
+        return {"outcome": "passed"}
+
+    monkeypatch.setattr(nightly, "timed", timed)
+    assert len(nightly.run_endurance(40.0)) == len(asked) == 4
+    (one, two_ranks, observe) = (each for each in asked if "--requests 100000" in each)
+    assert "--max-seconds 2400" in one
+    assert "--max-seconds 600 --dp-size 2" in two_ranks
+    assert "--max-seconds 600 --policy observe" in observe
+
+
 @pytest.mark.parametrize(
     "words", [["--only", "tests,poems"], ["--only", ""], ["--minutes", "0"], ["--minutes", "x"]]
 )

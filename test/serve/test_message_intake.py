@@ -15,6 +15,7 @@ from sglang.srt.managers.io_struct import (
     ProfileReqOutput,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.operations.message_intake import ANSWERING_NO, BATCHES, guard_messages
@@ -29,6 +30,7 @@ class Scheduler(SimpleNamespace):
             waiting_queue=[],
             grammar_manager=SimpleNamespace(grammar_queue=[]),
             session_controller=SimpleNamespace(get=lambda name: None),
+            server_args=SimpleNamespace(tokenizer_worker_num=1),
             sent=[],
             aborted=[],
             error=None,
@@ -98,6 +100,23 @@ def test_what_the_radix_cache_raises_stays_fatal() -> None:
     assert not scheduler.sent
 
 
+def test_an_id_in_flight_comes_from_no_other_worker() -> None:
+    """Two at their ends in one step would end sglang's detokenizer."""
+    scheduler = Scheduler(waiting_queue=[SimpleNamespace(rid="a")])
+    assert scheduler.take(request("a")).rid == "a", "the one worker has looked"
+    scheduler.server_args.tokenizer_worker_num = 2
+    assert scheduler.take(request("a")) is None
+    assert scheduler.sent[0].finished_reason["message"].startswith("rid: ")
+    assert scheduler.take(request("b")).rid == "b"
+
+
+@pytest.mark.parametrize("rid", ["\0", "\0a"])
+def test_no_id_is_the_beginning_of_all(rid: str) -> None:
+    scheduler = Scheduler(waiting_queue=[SimpleNamespace(rid=each) for each in (rid, "a", "ab")])
+    scheduler.take(AbortReq(rid=rid))
+    assert [each.rid for each in scheduler.aborted] == [rid]
+
+
 def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
     held = [SimpleNamespace(rid=rid) for rid in ("a", "ab", "a/1", "b")]
     scheduler = Scheduler(waiting_queue=held)
@@ -113,7 +132,8 @@ def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
 
 
 def test_a_session_refuses_what_would_hide_its_requests() -> None:
-    session = SimpleNamespace(streaming=False, req_nodes={"a": object()})
+    node = SimpleNamespace(req=SimpleNamespace(cache_salt=None, finished_reason=None))
+    session = SimpleNamespace(streaming=False, req_nodes={"a": node})
     scheduler = Scheduler(session_controller=SimpleNamespace(get={"s": session}.get))
 
     def said(own: str, **params: Any) -> str:
@@ -126,6 +146,12 @@ def test_a_session_refuses_what_would_hide_its_requests() -> None:
     assert said("a").startswith("rid: ")
     assert said("b", replace=True).startswith("session_params.replace: ")
     assert said("b", replace=True, rid="a") == said("b") == ""
+    node.req.finished_reason = FINISH_ABORT("too long", 400)
+    assert said("b", rid="a").startswith("session_params.rid: that request was refused")
+    node.req.finished_reason = FINISH_ABORT()  # by its client, who may go on from what was answered
+    assert said("b", rid="a") == ""
+    node.req.cache_salt = "another's"
+    assert said("b", rid="a") == "session_params.rid: the session has no such request of this cache_salt"
 
 
 def test_an_operator_is_told_what_did_not_work() -> None:

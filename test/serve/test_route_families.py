@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from inspect import signature
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from sglang.srt.entrypoints.openai.protocol import (
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import server_state
+from sglang_importance.http.requests.answer_places import OPENAI
 from sglang_importance.http.requests.carried_fields import carried_by
 from sglang_importance.http.requests.route_families import (
     CARRYING,
@@ -202,6 +204,11 @@ def test_a_list_of_namespaces_goes_with_a_batch(monkeypatch: pytest.MonkeyPatch)
             "kv_hints.report: an answer in the",
         ),
         (
+            "/v1/responses",
+            {"lora_path": "x"},
+            "lora_path: is not read here, and the model would answer without",
+        ),
+        (
             "/v1/embeddings",
             {"cache_salt": "x"},
             "cache_salt: /v1/embeddings cannot keep it: use /v1/completions, or leave it out",
@@ -257,6 +264,14 @@ def test_only_the_event_that_ends_a_stream_takes_the_report(monkeypatch: pytest.
     first, last = text.strip().split("\n\n")
     assert "kv_importance" not in first
     assert '"kv_importance": {"prompt_tokens": 3}' in last
+
+
+def test_a_report_stands_beside_a_log_probability_of_minus_infinity() -> None:
+    answer = OPENAI.with_reports({"usage": {"n": 1}, "logprob": float("-inf")}, lambda: {"prompt_tokens": 3})
+    assert json.loads(answer.body) == {
+        "usage": {"n": 1, "kv_importance": {"prompt_tokens": 3}},
+        "logprob": None,
+    }
 
 
 def test_an_app_without_a_route_that_carries_is_noticed() -> None:

@@ -140,6 +140,16 @@ def test_a_session_that_sglang_opened_is_closed_there_too(server: ServerProcess)
     assert "session" in refused(server, "/generate", body)
 
 
+def test_hints_reach_a_request_in_a_session_that_sglang_opened(server: ServerProcess) -> None:
+    """sglang drops them there."""
+    opened = server.post("/open_session", {"capacity_of_str_len": 1000})
+    hints = {"report": True, "session_over": True}
+    body = {"input_ids": document(10), "session_params": {"id": opened, "rid": None}, "kv_hints": hints}
+    report = server.post("/generate", body)["meta_info"]["kv_importance"]
+    assert report["prompt_tokens"] == DOCUMENT
+    assert report["hints"]["session_over"]["applied"]
+
+
 def test_actions_that_others_share_are_followed_or_ignored_and_counted(server: ServerProcess) -> None:
     def counted(action: str, outcome: str) -> float:
         name = "sglang:kv_importance_hint_actions_total"

@@ -57,6 +57,8 @@ def tokens(seed: int) -> list[int]:
     return list(encode(messages(seed)))
 
 
+IN_SESSION = "/open_session"
+"""Stands for /generate in a session that was opened for it."""
 ROUTES: dict[str, Callable[[int], Body]] = {
     "/generate": lambda seed: {"input_ids": tokens(seed), "sampling_params": {"max_new_tokens": 1}},
     "/vertex_generate": lambda seed: {
@@ -75,6 +77,7 @@ ROUTES: dict[str, Callable[[int], Body]] = {
         "options": {"num_predict": 1},
     },
     "/v1/score": lambda seed: {"query": tokens(seed), "items": [[9]], "label_token_ids": [9]},
+    IN_SESSION: lambda seed: {"input_ids": tokens(seed), "sampling_params": {"max_new_tokens": 1}},
 }
 
 
@@ -85,6 +88,9 @@ def found(server: ServerProcess, route: str, body: Body, namespace: Body) -> dic
         asked = {**body, "parameters": {**body["parameters"], **fields}}
     else:
         asked = {"model": server.name, **body, **fields}
+    if route == IN_SESSION:
+        opened = server.post(IN_SESSION, {"capacity_of_str_len": 10_000})
+        route, asked = "/generate", {**asked, "session_params": {"id": opened, "rid": None}}
     answer = server.post(route, asked)
     return report_of(answer)["hit_tokens"]
 
@@ -100,7 +106,7 @@ SALTS = (f"{number}" for number in count())
 """Each stranger's is new: what one computes is no other's."""
 
 
-BY_DAY = {"/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages"}
+BY_DAY = {"/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", IN_SESSION}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,21 @@ def test_storage_keeps_tenants_apart(server: ServerProcess) -> None:
         wait_until_kept(server)
         server.flush_cache()
         assert found(server, route, make(300), mine)["storage"] >= 5 * PAGE_SIZE, route
+
+
+def test_a_session_goes_on_in_the_salt_of_its_requests_only(server: ServerProcess) -> None:
+    """What one tenant has said there is no context of another who guesses the ids."""
+    opened = server.post(IN_SESSION, {"capacity_of_str_len": 10_000})
+    body = {**ROUTES[IN_SESSION](500), "model": server.name, "cache_salt": "mine"}
+    server.post("/generate", {**body, "rid": "turn 1", "session_params": {"id": opened, "rid": None}})
+    goes_on = {**body, "input_ids": [9], "session_params": {"id": opened, "rid": "turn 1"}}
+    for salt in (None, "a stranger's"):
+        answer = httpx.post(
+            f"{server.base_url}/generate", json={**goes_on, "cache_salt": salt}, timeout=60, trust_env=False
+        )
+        assert answer.status_code == 400, answer.text
+        assert "no such request of this cache_salt" in answer.text
+    assert server.post("/generate", goes_on)["meta_info"]["prompt_tokens"] > len(tokens(500))
 
 
 # ---- reports and refusals ----

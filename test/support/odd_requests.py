@@ -192,10 +192,7 @@ class OddRequests:
         return {
             "/v1/completions": {**model, "prompt": ids, "max_tokens": 3},
             "/v1/chat/completions": {**model, "messages": messages, "max_tokens": 3},
-            "/v1/responses": {
-                "input": "Alice copper.",
-                "max_output_tokens": 5,
-            },  # of no other name than the server's
+            "/v1/responses": {**model, "input": "Alice copper.", "max_output_tokens": 5},
             "/v1/messages": {**model, "messages": messages, "max_tokens": 3},
             "/v1/embeddings": {**model, "input": "Alice copper."},
             "/v1/score": {**model, "query": [5, 6], "items": [[7], [8]], "label_token_ids": [9, 10]},

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.misses.path_tree import unpacked
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.digests import chain_digests, iterate_chain, root_digest
 from sglang_importance.operations.job import RequestError
+from sglang_importance.operations.miss_view import why_prompt
 from sglang_importance.operations.pin_operations import unpin
 from sglang_importance.upstream.nodes import tokens_of
 
@@ -34,8 +37,10 @@ def serve(driver: TreeDriver, prompt: list[int], answer: list[int]) -> int:
 
 def paired(driver: TreeDriver) -> TreeDriver:
     driver.core.is_eagle = True
-    assert driver.component.misses is not None
-    driver.component.misses.close()  # as a server with EAGLE, which keeps no account
+    misses = driver.component.misses
+    assert misses is not None
+    assert misses.memory is not None
+    misses.memory.ahead = 1
     return driver
 
 
@@ -68,6 +73,28 @@ def test_two_pages_of_the_same_tokens_are_two() -> None:
     keys = {tree.page_digests(node)[0] for node in again}
     assert len(keys) == 2
     assert all(driver.cache.get_importance(key) is not None for key in keys)
+
+
+def test_an_account_says_where_pairs_part() -> None:
+    driver = paired(TreeDriver())
+    shared = list(range(100, 100 + 2 * PAGE))
+    for ends, found in (([1, 2, 3, 4, 5], 0), ([7, 8, 9, 4, 5], PAGE), ([7, 8, 9, 4, 5], 2 * PAGE)):
+        assert serve(driver, [*shared, *ends], [6] * PAGE) == found
+    misses = driver.component.misses
+    assert misses is not None
+    misses.settle()
+    first, second, third = (each.account for each in misses.recent)
+    assert first.missed() == {Reason.NEVER_SEEN: 2 * PAGE, Reason.SHORT: 5}
+    assert second.missed() == {Reason.PARTED: PAGE, Reason.SHORT: 5}
+    assert third.missed() == {Reason.SHORT: 5}
+    assert second.parting is not None
+    assert second.parting.token == 2 * PAGE
+    assert (unpacked(second.parting.asked)[:3], unpacked(second.parting.known)[:3]) == ([7, 8, 9], [1, 2, 3])
+    assert unpacked(second.parting.before)[-2:] == shared[-2:]
+    # A prompt that ends with whole pages: the last one cannot be looked up, since nothing follows it.
+    asked = why_prompt(driver.cache, {"tokens": [*shared, 7], "extra_key": None, "cache_salt": None})
+    (told,) = asked["requests"]
+    assert (told["found_tokens"]["device"], told["missed_tokens"]) == (PAGE, {"short": PAGE + 1})
 
 
 def test_pins_are_refused() -> None:

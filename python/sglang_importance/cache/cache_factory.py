@@ -101,8 +101,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         state.counters.emission_time = rows.time
     if recorder is not None and (lists := listed_pages(ctx)) is not None:
         lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
-    # Of EAGLE's pages of equal tokens, one may be held and another not.
-    misses = None if ctx.params.is_eagle else Misses.create(state, device_pages=device_pages)
+    misses = Misses.create(state, device_pages=device_pages, ahead=int(ctx.params.is_eagle))
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
     if misses is not None:
         if publisher is not None:

@@ -19,7 +19,7 @@ from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.room import RoomNeed
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.nodes import key_of, tokens_in
+from sglang_importance.upstream.nodes import key_of
 from sglang_importance.upstream.request_record import RequestRecord, namespace_of, record_of
 
 if TYPE_CHECKING:
@@ -67,17 +67,18 @@ class Misses:
     Args:
         state: of the tree; its counters count.
         pages: to remember that the cache does not hold.
+        ahead: 1 where the tree looks each token up with the one behind it.
 
     Attributes:
         need: for whom room is being made, and why the cache is emptied.
         recent: the last requests, the newest last. As ``memory``, up to date after ``settle``.
     """
 
-    def __init__(self, state: TreeState, *, pages: int) -> None:
+    def __init__(self, state: TreeState, *, pages: int, ahead: int = 0) -> None:
         self.need = RoomNeed()
         self.recent: deque[AccountedRequest] = deque(maxlen=RECENT_REQUESTS)
         self.memory: PathMemory | None = PathMemory(
-            state.tree.page_size, gone_pages=pages, max_marks=MAX_MARKS
+            state.tree.page_size, gone_pages=pages, max_marks=MAX_MARKS, ahead=ahead
         )
         self._state = state
         self._ends: dict[int, PathNode] = {}  # by id of the node of the tree that ends there
@@ -88,10 +89,10 @@ class Misses:
         """Called behind changes of the counters, on any thread, one call at a time."""
 
     @classmethod
-    def create(cls, state: TreeState, *, device_pages: int) -> Misses | None:
+    def create(cls, state: TreeState, *, device_pages: int, ahead: int = 0) -> Misses | None:
         """None where no account is kept: the operator's choice, and of ranks that follow another."""
         pages = min(int(state.options.misses.memory * device_pages), MAX_PAGES)
-        return cls(state, pages=pages) if pages and state.ranks.leads else None
+        return cls(state, pages=pages, ahead=ahead) if pages and state.ranks.leads else None
 
     def work_in_background(self) -> None:
         """From now on a thread follows what is noted, in its order."""
@@ -134,7 +135,7 @@ class Misses:
         found: tuple[int, ...],
         visit: PathVisit,
     ) -> None:
-        prompt = packed(tokens)
+        prompt = packed(tokens, memory.ahead)
         path = memory.path(namespace, prompt)
         account = account_of(memory, namespace, prompt, path, dict(zip(Tier, found, strict=True)))
         memory.asked(namespace, prompt, path, visit)
@@ -147,14 +148,15 @@ class Misses:
     @_noted
     def given_up(self, req: Req, cause: Cause) -> tuple[Any, ...]:
         """A request has left the tree; what it had computed and the tree does not hold is lost."""
-        tokens = (req.origin_input_ids + req.output_ids)[: req.owned_kv_len()]
+        assert self.memory is not None
+        tokens = (req.origin_input_ids + req.output_ids)[: req.owned_kv_len() + self.memory.ahead]
         return self._given_up, namespace_of(req), tokens, cause, self.now(req.rid)
 
     def _given_up(
         self, memory: PathMemory, namespace: Namespace, tokens: Sequence[int], cause: Cause, visit: PathVisit
     ) -> None:
         fate = Fate(Reason.NOT_KEPT, visit.clock, visit.time, cause)
-        memory.not_kept(namespace, packed(tokens), fate, visit)
+        memory.not_kept(namespace, packed(tokens, memory.ahead), fate, visit)
 
     def now(self, rid: str | None) -> PathVisit:
         """A visit of a request at this moment."""
@@ -174,7 +176,7 @@ class Misses:
     ) -> None:
         namespace = key.extra_key or None, key.cache_salt or None
         end = None if above is None else self._ends[above]
-        self._ends[node_id] = memory.holds(end, namespace, packed(tokens_in(key)), visit)
+        self._ends[node_id] = memory.holds(end, namespace, packed(key.raw_token_ids(), memory.ahead), visit)
 
     @_noted
     def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> tuple[Any, ...]:

@@ -64,9 +64,9 @@ def _reports(_: object) -> None:
 
 
 def _sampling(_: object) -> None:
-    from sglang_importance.operations.impossible_tokens import HOOKS
+    from sglang_importance.operations import grammars, impossible_tokens
 
-    install_hooks(HOOKS)
+    install_hooks({**impossible_tokens.HOOKS, **grammars.HOOKS})
 
 
 def _chunks(_: object) -> None:

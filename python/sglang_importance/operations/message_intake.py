@@ -55,6 +55,7 @@ def guard_messages(scheduler: Scheduler) -> None:
 def _refusing(scheduler: Scheduler, handle: Handler) -> Handler:
     def handle_or_refuse(request: Any) -> Any:
         try:
+            _check_id(scheduler, request)
             _check_session(scheduler, request)
             return handle(request)
         except Exception as error:
@@ -78,6 +79,17 @@ def _one_by_one(handle: Handler) -> Handler:
     return handle_batch
 
 
+def _check_id(scheduler: Scheduler, request: Any) -> None:
+    """A tokenizer worker knows its own requests' ids; two that are alike would end sglang's detokenizer.
+
+    Raises:
+        ValueError: a request with this id is not answered yet.
+    """
+    arguments: Any = scheduler.server_args  # sglang puts its fields together at import
+    if arguments.tokenizer_worker_num > 1 and any(each.rid == request.rid for each in _live(scheduler)):
+        raise ValueError("rid: is the id of a request that is not answered yet: give another")
+
+
 def _check_session(scheduler: Scheduler, request: Any) -> None:
     """sglang keeps the requests of an open session by their ids: a second one would hide the first.
 
@@ -88,6 +100,12 @@ def _check_session(scheduler: Scheduler, request: Any) -> None:
     session = scheduler.session_controller.get(params.id) if params is not None else None
     if session is None or session.streaming:
         return
+    last = session.req_nodes.get(params.rid)
+    if last is not None and last.req.cache_salt != request.cache_salt:
+        raise ValueError("session_params.rid: the session has no such request of this cache_salt")
+    if last is not None and getattr(last.req.finished_reason, "status_code", None) is not None:
+        # sglang has put one token in its prompt's place, and would go on from that.
+        raise ValueError("session_params.rid: that request was refused: go on from the one before")
     if request.rid in session.req_nodes:
         raise ValueError("rid: the session has answered a request with this id: give another")
     if params.replace and params.rid is None and session.req_nodes:
@@ -110,10 +128,10 @@ def _aborting_one(scheduler: Scheduler, abort: Handler) -> Handler:
 
 @contextmanager
 def _hidden(requests: Iterator[Any]) -> Iterator[None]:
-    """Requests whose ids begin like nothing else."""
+    """Requests without an id, which begins like nothing else."""
     ids = [(each, each.rid) for each in requests]
-    for each, rid in ids:
-        each.rid = f"\0{rid}"
+    for each, _ in ids:
+        each.rid = ""
     try:
         yield
     finally:

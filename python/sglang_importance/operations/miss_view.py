@@ -54,7 +54,7 @@ def why_prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     namespace = arguments["extra_key"], arguments["cache_salt"]
     tokens = array("q", arguments["tokens"])
     found = _found(cache.importance.state.tree, tokens, *namespace)
-    prompt = packed(tokens)
+    prompt = packed(tokens, memory.ahead)
     account = account_of(memory, namespace, prompt, memory.path(namespace, prompt), found)
     asked = AccountedRequest(misses.now(None), namespace, account)
     return {
@@ -68,8 +68,10 @@ def _found(
 ) -> dict[Tier, int]:
     """Tokens that a request would find in memory; the last one it computes always."""
     found = dict.fromkeys(Tier, 0)
-    key = RadixKey(tokens[:-1], extra_key, cache_salt=cache_salt).page_aligned(tree.page_size)
-    for node, matched in tree.matching(key):
+    key, _ = RadixKey(tokens[:-1], extra_key, cache_salt=cache_salt).maybe_to_bigram_view(
+        tree.has_paired_keys
+    )
+    for node, matched in tree.matching(key.page_aligned(tree.page_size)):
         found[Tier.HOST if node.evicted else Tier.DEVICE] += matched
     return found
 
@@ -77,9 +79,7 @@ def _found(
 def _kept(cache: ImportanceRadixCache) -> tuple[Misses, PathMemory]:
     misses = cache.importance.misses
     if misses is None:
-        raise RequestError(
-            f"no account is kept: {name_of('misses.memory')} is 0, or the server drafts with EAGLE"
-        )
+        raise RequestError(f"no account is kept: {name_of('misses.memory')} is 0")
     misses.settle()
     if misses.memory is None:
         raise NoLongerKnown("a fault has ended the account of misses: look into the server's log")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgl_importance.tiers import Tier
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -40,5 +40,17 @@ def _after_get_cached_tokens_details(
     return {**(details or {}), REPORT_KEY: json.dumps(report)}
 
 
-HOOKS: dict[str, Hook] = {DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER)}
-"""The hook in a scheduler through which finished requests carry the report that they asked for."""
+SESSION_TARGET = "sglang.srt.session.session_controller.Session.create_req"
+
+
+def _after_create_req(req: Req, session: object, received: Any, *args: Any, **kwargs: Any) -> Req:
+    """sglang drops the hints of a request in a session that ``/open_session`` opened."""
+    req.kv_hints = received.kv_hints
+    return req
+
+
+HOOKS: dict[str, Hook] = {
+    DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER),
+    SESSION_TARGET: (_after_create_req, HookType.AFTER),
+}
+"""The hooks in a scheduler through which hints reach every request, and reports its answer."""

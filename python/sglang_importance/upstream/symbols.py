@@ -122,6 +122,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.sampling.custom_logit_processor.CustomLogitProcessor": None,
     f"{_SRT}.sampling.sampling_params.SamplingParams": None,
     f"{_SRT}.sampling.sampling_batch_info.SamplingBatchInfo": None,
+    f"{_SRT}.constrained.base_grammar_backend.BaseGrammarBackend.set_cache": "self, key, value",
+    f"{_SRT}.constrained.base_grammar_backend.BaseGrammarBackend.reset": "self",
+    f"{_SRT}.constrained.xgrammar_backend.XGrammarGrammar.fill_vocab_mask": "self, vocab_mask, idx",
+    f"{_SRT}.constrained.xgrammar_backend.XGrammarGrammar.accept_token": "self, token",
     f"{_SRT}.model_executor.model_runner.ModelRunner._preprocess_logits": (
         "self, logits_output, sampling_info, observer"
     ),
@@ -133,7 +137,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.io_struct.GenerateReqInput.session_id": None,
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.session_id": None,
     f"{_SRT}.session.session_controller.SessionController.__contains__": "self, session_id",
-    f"{_SRT}.session.session_controller.Session": None,
+    f"{_SRT}.session.session_controller.Session.create_req": (
+        "self, req, tokenizer, vocab_size, eos_token_ids, disagg_mode",
+        "self, req, tokenizer, vocab_size, eos_token_ids, disagg_mode, req_factory",
+    ),
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
     f"{_SRT}.entrypoints.anthropic.protocol.AnthropicMessage": None,

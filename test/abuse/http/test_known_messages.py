@@ -43,6 +43,16 @@ def test_rules_that_exclude_every_token_end_one_request(
     assert answer.status_code in (200, 400), answer.text
 
 
+def test_an_ambiguous_grammar_holds_nobody(server: ServerProcess, client: httpx.Client):
+    """It takes longer with every token, and everybody's next token waits for it."""
+    doubling = "\n".join(f"r{each} ::= r{each + 1} r{each + 1}" for each in range(40))
+    ebnf = f'root ::= r0\n{doubling}\nr40 ::= "a"?'
+    params = {"ebnf": ebnf, "max_new_tokens": 1000, "min_new_tokens": 1000}
+    answer = client.post("/generate", json={"input_ids": tokens(9, 40), "sampling_params": params})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+
+
 # ---- sessions and aborts ----
 
 
@@ -76,7 +86,8 @@ def test_a_session_takes_each_id_once(client: httpx.Client):
     assert in_session(client, session, own_rid="another", rid="twice").status_code == 200
 
 
-def test_an_abort_ends_the_request_with_that_id_and_no_other(client: httpx.Client):
+@pytest.mark.parametrize(("rid", "of_another"), [("a", "ab"), ("\0", "b")])
+def test_an_abort_ends_the_request_with_that_id_and_no_other(client: httpx.Client, rid: str, of_another: str):
     """sglang ends every request whose id begins like it: one client's "a" would end a sixteenth of all."""
     lengths = {"max_new_tokens": 200, "ignore_eos": True}
     body = {"input_ids": tokens(8, 40), "sampling_params": lengths, "stream": True}
@@ -86,12 +97,12 @@ def test_an_abort_ends_the_request_with_that_id_and_no_other(client: httpx.Clien
         return dict(chunks[-1]["meta_info"]["finish_reason"])
 
     with (
-        client.stream("POST", "/generate", json={**body, "rid": "a"}) as one,
-        client.stream("POST", "/generate", json={**body, "rid": "ab"}) as other,
+        client.stream("POST", "/generate", json={**body, "rid": rid}) as one,
+        client.stream("POST", "/generate", json={**body, "rid": of_another}) as other,
     ):
         lines, others = one.iter_lines(), other.iter_lines()
         next(lines), next(others)
-        assert client.post("/abort_request", json={"rid": "a"}).status_code == 200
+        assert client.post("/abort_request", json={"rid": rid}).status_code == 200
         assert reason(lines)["type"] == "abort"
         assert reason(others) == {"type": "length", "length": 200}
 
@@ -175,6 +186,22 @@ def test_a_header_that_names_no_rank_is_refused(
     answer = client.post(path, json=body, headers={"X-Data-Parallel-Rank": rank})
     assert answer.status_code == 400, answer.text
     assert "rank" in message(answer).lower()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Alice", "request_id": "HEALTH_CHECK_1"}),
+        ("/vertex_generate", {"instances": [{"text": "Alice"}], "parameters": {"rid": "HEALTH_CHECK_1"}}),
+    ],
+)
+def test_an_id_of_a_health_check_waits_for_nothing(
+    client: httpx.Client, server: ServerProcess, path: str, body: dict[str, Any]
+):
+    """sglang drops a health check while a request runs: its client would wait for ever."""
+    answer = client.post(path, json={"model": server.name, **body} if path == "/v1/responses" else body)
+    assert answer.status_code == 400
+    assert "begins as ids of the server's own requests do" in answer.text
 
 
 def test_a_salt_is_read_whatever_its_body_is_called(client: httpx.Client):

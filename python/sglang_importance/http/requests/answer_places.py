@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi.encoders import jsonable_encoder
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, ORJSONResponse, Response, StreamingResponse
 
 from sglang_importance.placement.hint_reports import REPORT_KEY
 
@@ -41,7 +41,8 @@ class AnswerPlace:
             answer.body_iterator = self._events(answer.body_iterator, reports)
             return answer
         if not isinstance(answer, Response):
-            return JSONResponse(_filled(jsonable_encoder(answer), self.in_answer, reports))
+            # As sglang writes it: a log probability may be minus infinity.
+            return ORJSONResponse(_filled(jsonable_encoder(answer), self.in_answer, reports))
         if answer.status_code == 200 and answer.media_type == JSONResponse.media_type:
             document = _filled(json.loads(bytes(answer.body)), self.in_answer, reports)
             return JSONResponse(document, background=answer.background)

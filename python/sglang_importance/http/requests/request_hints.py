@@ -20,6 +20,7 @@ from sgl_importance.placement.hints.block_places import locate_messages
 from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.adapter_namespaces import name_adapters
 from sglang_importance.http.requests.carried_fields import CarriedFields, carried_by
+from sglang_importance.http.requests.fields.body_check import check_ids_of_clients
 from sglang_importance.http.requests.fields.request_check import check_request
 from sglang_importance.http.requests.fields.server_facts import facts_of
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+HEALTH_ROUTES = ("/health", "/health_generate")
+"""Of sglang's own requests that come with one of HTTP."""
 
 
 def _around_generate_request(
@@ -50,6 +53,8 @@ def _around_generate_request(
     if isinstance(obj.input_ids, BatchEncoding):  # of Ollama's chats, before sglang 0.5.23
         obj.input_ids = obj.input_ids["input_ids"]
     try:
+        if request is not None and not request.url.path.endswith(HEALTH_ROUTES):
+            check_ids_of_clients(obj.rid)
         check_request(obj, facts_of(manager), manager.rid_to_state)
     except ValueError:
         _nothing_to_abort(obj)

@@ -19,6 +19,7 @@ from sgl_importance.placement.hints.hints import FIELD, BadHint
 from sglang_importance.http.adapter_namespaces import check_extra_key
 from sglang_importance.http.requests.cache_control import last_breakpoint
 from sglang_importance.http.requests.carried_fields import CarriedFields
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.kv_fields import (
     TOP,
     KvFields,
@@ -42,6 +43,7 @@ from sglang_importance.upstream.server_options import importance_options
 Endpoint = Callable[..., Awaitable[Any]]
 
 _OTHERS = "/v1/chat/completions"
+ADAPTER = "lora_path"
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _NESTED_ERRORS = ("/v1/messages", "/v1/responses")
 """sglang's handler of errors gives their answers the form that their clients read."""
@@ -169,6 +171,8 @@ async def _carried(family: Family, request: Any, raw_request: Request) -> Carrie
     body = await _body(raw_request)
     fields = read_fields(body, family.places, takes_lists=family.takes_lists)
     check_extra_key("extra_key", fields.extra_key)
+    if body.get(ADAPTER) and ADAPTER not in type(request).model_fields:
+        raise BadField(ADAPTER, "is not read here, and the model would answer without: use " + _OTHERS)
     kept_up_to = last_breakpoint(body) if family.has_breakpoints and _leaves_retain_open(fields) else None
     if not fields.given() and fields.session_id is None and kept_up_to is None:
         return None

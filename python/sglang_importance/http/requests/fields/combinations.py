@@ -7,8 +7,10 @@ from typing import Any
 from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
-MAX_LOGPROBS = 1 << 22
-"""Of a prompt, in one answer: each is an object of Python's in three processes."""
+MAX_LOGPROBS = {"prompts": 1 << 22, "answers": 1 << 24}
+"""In one request, with all that it may be answered: each is an object of Python's in three processes."""
+DEFAULT_NEW_TOKENS = 128
+"""Of sglang's: of an answer whose request says nothing of its length."""
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """Marks sglang's warm-ups (``disaggregation/utils.py``): no KV is kept between chunks of a prompt."""
 
@@ -32,7 +34,7 @@ def check_combinations(obj: Any, prompts: int | None, samples: int, server: Serv
     if getattr(obj, "session_params", None) and (prompts is not None or samples > 1):
         raise BadField("session_params", "a session takes one prompt at a time, and one sample")
     if getattr(obj, "return_logprob", None):
-        _check_logprobs(obj, prompts, server)
+        _check_logprobs(obj, prompts, samples, server)
     if (host := getattr(obj, "bootstrap_host", None)) is not None:
         _check_host(obj, host, prompts, server)
 
@@ -49,28 +51,33 @@ def _check_places(obj: Any) -> None:
         raise BadField("positional_embed_overrides", "has a position behind the prompt's end")
 
 
-def _check_logprobs(obj: Any, prompts: int | None, server: ServerFacts) -> None:
+def _check_logprobs(obj: Any, prompts: int | None, samples: int, server: ServerFacts) -> None:
     if obj.return_text_in_logprobs and not server.has_tokenizer:
         raise BadField(
             "return_text_in_logprobs", "the server has no tokenizer (--skip-tokenizer-init): leave it out"
         )
     starts, numbers = _listed(obj.logprob_start_len, prompts), _listed(obj.top_logprobs_num, prompts)
+    params = _listed(obj.sampling_params or {}, prompts)
     named = 0
     if ids := obj.token_ids_logprob:
         named = max(len(each) for each in ids) if isinstance(ids[0], list) else len(ids)
-    if all(start is None or start < 0 for start in starts):
-        return
-    in_all = 0
+    asked = dict.fromkeys(MAX_LOGPROBS, 0)
     for index, length in enumerate(_most_tokens(obj, prompts, server)):
         start, number = starts[index % len(starts)], numbers[index % len(numbers)]
+        of_token = ((number or 0) + named) * samples
         if start is not None and start >= 0:
-            in_all += max(0, length - start) * ((number or 0) + named)
-    if in_all > MAX_LOGPROBS:
-        raise BadField(
-            "logprob_start_len",
-            f"asks for up to {in_all} log probabilities of a prompt beside top_logprobs_num and "
-            f"token_ids_logprob: ask for at most {MAX_LOGPROBS}",
+            asked["prompts"] += max(0, length - start) * of_token
+        most = params[index % len(params)].get("max_new_tokens", DEFAULT_NEW_TOKENS)
+        asked["answers"] += (
+            min(server.context_length if most is None else most, server.context_length) * of_token
         )
+    for part, field in (("prompts", "logprob_start_len"), ("answers", "top_logprobs_num")):
+        if asked[part] > MAX_LOGPROBS[part]:
+            raise BadField(
+                field,
+                f"asks for up to {asked[part]} log probabilities of {part} beside top_logprobs_num, "
+                f"token_ids_logprob and max_new_tokens: ask for at most {MAX_LOGPROBS[part]}",
+            )
 
 
 def _listed(value: Any, prompts: int | None) -> list[Any]:
@@ -78,7 +85,9 @@ def _listed(value: Any, prompts: int | None) -> list[Any]:
 
 
 def _most_tokens(obj: Any, prompts: int | None, server: ServerFacts) -> list[int]:
-    """Of each prompt, an upper bound of its tokens: a text has no more than bytes."""
+    """Of each prompt, an upper bound of its tokens: a text has no more than bytes, a session any number."""
+    if getattr(obj, "session_params", None):
+        return [server.context_length]
     given: list[Any] = [obj.input_ids, obj.text, obj.input_embeds, []]
     values = next(value for value in given if value is not None)
     of_prompts: list[Any] = values if prompts is not None else [values]

@@ -13,6 +13,8 @@ from sglang_importance.http.requests.fields.text_rules import is_utf8
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 64
 MAX_REPEAT = 1000
+MAX_COUNTED_PROPERTIES = 4096
+"""Properties of an object times how many of them it may have: beyond, compiling takes seconds to hours."""
 
 _REPEAT = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
 _OPENING, _CLOSING = "([{", ")]}"
@@ -75,6 +77,12 @@ def _schema_problem(node: Any) -> str | None:
             count: Any = node.get(name)
             if type(count) in (int, float) and count > MAX_REPEAT:
                 return f"has {name} {shown(count)}: give at most {MAX_REPEAT}"
+        named = node.get("properties")
+        if isinstance(named, dict) and {"minProperties", "maxProperties"} & node.keys():
+            most: Any = node.get("maxProperties")
+            most = most if type(most) is int and 0 < most < len(named) else len(named)
+            if len(named) * most > MAX_COUNTED_PROPERTIES:
+                return f"counts {len(named)} properties (minProperties, maxProperties): name fewer"
         pattern = node.get("pattern")
         if isinstance(pattern, str) and (problem := grammar(pattern, ServerFacts(0))):
             return f"has a pattern that {problem}"

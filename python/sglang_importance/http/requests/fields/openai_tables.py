@@ -44,10 +44,16 @@ def _levels(value: Any, left: int) -> bool:
     return True
 
 
+_NO_TEMPLATES = frozenset({"padding", "truncation", "max_length", "return_tensors", "tokenizer_kwargs"})
+"""Where sglang renders and encodes at once, a prompt could be padded to any length."""
+
+
 def template_arguments(value: Any, server: ServerFacts) -> str | None:
     """What a chat template is given. A template in it would be code: one loop in another ends everybody's."""
     if isinstance(value, dict) and "chat_template" in value and not server.trusts_templates:
         return "has chat_template, which the server does not run (--trust-request-chat-template)"
+    if isinstance(value, dict) and (tokenizers := sorted(_NO_TEMPLATES & value.keys())):
+        return f"has {tokenizers[0]}, which is the tokenizer's and no template's: leave it out"
     return plain_levels(value, server)
 
 

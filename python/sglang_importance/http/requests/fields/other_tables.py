@@ -32,6 +32,14 @@ _passed_on = Field(anything)
 _deep = Field(plain_levels)
 _template = Field(template_arguments)
 
+
+def base_model(value: Any, server: ServerFacts) -> str | None:
+    """Of routes on which sglang reads no adapter out of ``base:adapter``, and computes without it."""
+    if server.has_lora and isinstance(value, str) and ":" in value:
+        return f"{shown(value)} names an adapter, and this route computes without: use /v1/chat/completions"
+    return name(value, server)
+
+
 RESPONSES: Table = {
     "background": _passed_on,
     "include": _passed_on,
@@ -40,7 +48,7 @@ RESPONSES: Table = {
     "max_output_tokens": Field(integer(3, INT64)),  # sglang keeps two for itself
     "max_tool_calls": Field(integer(0, INT32)),
     "metadata": _passed_on,
-    "model": Field(name),
+    "model": Field(base_model),
     "parallel_tool_calls": _passed_on,
     "previous_response_id": Field(name),
     "reasoning": _passed_on,
@@ -148,7 +156,7 @@ SCORE: Table = {
     "item_first": _passed_on,
     "return_pooled_hidden_states": _passed_on,
     "score_extraction_token": Field(name),
-    "model": Field(name),
+    "model": Field(base_model),
 }
 
 RERANK: Table = {

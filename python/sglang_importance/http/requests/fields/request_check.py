@@ -13,7 +13,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_importance.http.requests.fields.bad_field import BadField, shown
-from sglang_importance.http.requests.fields.combinations import check_combinations
+from sglang_importance.http.requests.fields.combinations import DEFAULT_NEW_TOKENS, check_combinations
 from sglang_importance.http.requests.fields.embedding_table import EMBEDDING
 from sglang_importance.http.requests.fields.generate_table import GENERATE
 from sglang_importance.http.requests.fields.request_ids import check_ids
@@ -112,11 +112,10 @@ def _check_params(place: str, params: Any, server: ServerFacts) -> int:
 
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-_DEFAULT_NEW_TOKENS = 128
 
 
 def _check_together(place: str, params: dict[str, Any]) -> None:
-    most = params.get("max_new_tokens", _DEFAULT_NEW_TOKENS)
+    most = params.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     if (least := params.get("min_new_tokens")) and most is not None and least > most:
         raise BadField(f"{place}.min_new_tokens", f"is {least}, above max_new_tokens of {most}")
     given = [name for name in _GRAMMARS if params.get(name)]
