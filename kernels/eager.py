@@ -24,7 +24,7 @@ From there on a BLAS makes up for the calls around it."""
 class PageScoreAccumulator:
     """Scores of the last ``num_q`` tokens of a sequence, gathered layer by layer in one forward pass.
 
-    The definition is that of ``sgl_importance_kernels.reference.page_scores``; all arithmetic is float32.
+    The definition is that of ``sgl_importance_lab.conformance.page_scores``; all arithmetic is float32.
 
     Args:
         seq_len: tokens of the sequence, the query tokens included.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sgl_importance_kernels import compiled
-from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
+from sgl_importance_kernels.page_rows import EMPTY_BODY
 
 
 class PageSums(Protocol):
