@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
-from sgl_importance.options.trace_options import TraceOptions
+from sgl_importance.options.observation_options import TraceOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.placement.ledger.ledger import Ledger
 from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
 from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE

@@ -20,7 +20,7 @@ from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.storage.pages import Page
 from sglang_importance.storage import store_launch
 from sglang_importance.storage.guards import _around_reduce_ack

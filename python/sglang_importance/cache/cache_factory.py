@@ -27,8 +27,7 @@ from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.source import softmax_backend
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.dense_prefix import DensePrefix
-from sglang_importance.cache.gauges import gauge_values
-from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.importance_cache import ImportanceRadixCache, tiered_pool
 from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.state_component import StateComponent
 from sglang_importance.metrics.publisher import MetricsPublisher
@@ -38,17 +37,17 @@ from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
-from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
+from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator, occupancy
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.replicas import data_parallel_rank
-from sglang_importance.upstream.server_options import importance_options
+from sglang_importance.upstream.server_options import data_parallel_rank, importance_options
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
 
 logger = logging.getLogger(__name__)
 
@@ -200,3 +199,22 @@ def create_recorder(
                 f"give {name_of('trace.directory')} a writable directory"
             ]
         ) from error
+
+
+def gauge_values(cache: ImportanceRadixCache) -> dict[str, dict[Any, float]]:
+    """The value of every gauge of the scheduler: by name, then by label value."""
+    component = cache.importance
+    tiers, budgets = occupancy(cache), component.pins.budgets()
+    pool = tiered_pool(cache)
+    return {
+        "size_tokens": {tier: each.total for tier, each in tiers.items()},
+        "used_tokens": {tier: each.used for tier, each in tiers.items()},
+        "pages_resident": {(): 0.0 if pool is None else float(pool.slots.resident_pages().sum())},
+        "resident_tokens_by_idle_seconds": {**component.state.counters.ages.resident_tokens},
+        "nodes": {(): len(component.body_mass)},
+        "body_mass": {(): component.body_mass.total},
+        "pins": {(): len(component.pins.table)},
+        "pinned_tokens": {tier: granted for tier, (granted, _) in budgets.items()},
+        "pin_budget_tokens": {tier: budget for tier, (_, budget) in budgets.items()},
+        "fallback": {(): float(not component.state.faults.is_learning)},
+    }

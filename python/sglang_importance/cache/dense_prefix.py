@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import SelectionRule
+from sgl_importance.sparse.selection_rule import Selection, SelectionRule
 from sglang_importance.placement.hint_follower import hints_of
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.sparse.selections import Selections

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.component import ImportanceComponent
-from sglang_importance.cache.importance_cache import ImportanceRadixCache
-from sglang_importance.cache.tiered_pool import tiered_pool
+from sglang_importance.cache.importance_cache import ImportanceRadixCache, tiered_pool
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages_view import describe_pages

@@ -7,8 +7,7 @@ from weakref import WeakValueDictionary
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import SelectionRule, read_all, selection_rule
+from sgl_importance.sparse.selection_rule import Selection, SelectionRule, read_all, selection_rule
 from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:

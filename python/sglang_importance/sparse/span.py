@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sgl_importance.sparse.selection import Selection
+from sgl_importance.sparse.selection_rule import Selection
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import read_all
+from sgl_importance.sparse.selection_rule import Selection, read_all
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.step_attention import attend_step, can_attend_in_place

@@ -17,10 +17,11 @@ from sgl_importance.storage.page_record import PageDamaged, PageMiss, page_diges
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
 from sgl_importance.storage.tier_chain.chain_reader import LOOKS, ChainReader
 from sgl_importance.storage.tier_chain.costs import fetch_seconds
-from sgl_importance.storage.tier_chain.found_pages import FoundPage, by_sequence
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
+    FoundPage,
     PageName,
+    by_sequence,
     make_record,
     record_bytes,
 )
