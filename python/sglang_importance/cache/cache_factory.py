@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.laboratory import load_control
@@ -42,12 +44,6 @@ from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import data_parallel_rank, importance_options
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
-
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
 
+    # It brings numba, which the HTTP process would load for nothing.
     from sglang_importance.sparse.pool import TieredKVPool
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_parallel
-
 from sgl_importance.options.importance_options import ImportanceOptions
 
 RADIX_CACHE_BACKEND = "importance"
@@ -39,6 +37,8 @@ def attention_backends(args: Any) -> set[str]:
 
 def data_parallel_rank() -> int:
     """Of the replica that this scheduler belongs to."""
+    from sglang.srt.runtime_context import get_parallel  # there once a server starts
+
     parallel = get_parallel()
     if parallel.enable_dp_attention:
         return int(parallel.attn_dp_rank)
