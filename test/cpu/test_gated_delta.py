@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
 from sglang_importance.cpu import causal_convolution, gated_delta, gated_norm
-from sglang_importance.cpu.gated_delta import GatedDeltaKernels
-from sglang_importance.cpu.gated_norm import GatedNorm
-from sglang_importance.cpu.shared_expert import SharedExpertGate, gate_shared_output
+from sglang_importance.cpu.experts import SharedExpertGate, gate_shared_output
+from sglang_importance.cpu.gated_delta import GatedDeltaKernels, GatedNorm
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, SLOTS = 2, 6, 8, 5, 7
 CHANNELS, WIDTH = 9, 4
