@@ -1,4 +1,4 @@
-"""``/kv_importance/tree``, ``node``, ``find`` and ``events``: what the live page shows."""
+"""Routes that read the tree and what it remembers: for the live page, the operator and other caches."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     ``age``, ``p_reuse``, ``loss``, ``pinned``). ``answer_end`` says how the answer of the last request on
     its path ended: ``tool_call``, ``end_of_turn``, ``length``, ``abort`` or ``unknown``.
     """
-    query = validated(SnapshotQuery, dict(request.query_params))
-    document = await ask("snapshot", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+    document = await _ask_by_query("snapshot", SnapshotQuery, request)
     for each in answers_in(document):
         write_out_beginnings(each)
     return document
@@ -92,8 +91,7 @@ async def get_tree(request: Request) -> dict[str, Any]:
     ``ages``, ``volatile``, and ``store_tiers`` where a chain of storage tiers is used, are those of ``GET
     /kv_importance``.
     """
-    query = validated(TreeQuery, dict(request.query_params))
-    document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+    document = await _ask_by_query("tree", TreeQuery, request)
     for each in answers_in(document):
         write_out_beginnings(each)
         for row in each["nodes"]:
@@ -146,12 +144,7 @@ async def post_find(request: Request) -> dict[str, Any]:
     Answers ``tokens``, ``matched_tokens`` and the ``path`` of nodes that holds most of it, in any
     namespace unless ``cache_salt`` or ``extra_key`` is given.
     """
-    body = validated(Prompt, await json_body(request))
-    extra_key, cache_salt = body.namespace
-    tokens = await prompt_tokens(body, request)
-    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
-    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
-    return await ask("find", prompt, dp_rank, request=request)
+    return await _ask_of_prompt("find", request)
 
 
 @wants_key
@@ -162,8 +155,7 @@ async def get_events(request: Request) -> dict[str, Any]:
     ``clock`` and ``now``. An event has a ``kind``, a ``node`` or a ``pin_id``, its ``tier`` and the
     ``reason``.
     """
-    query = validated(EventsQuery, dict(request.query_params))
-    return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+    return await _ask_by_query("events", EventsQuery, request)
 
 
 @lru_cache(maxsize=4096)
@@ -217,9 +209,7 @@ async def get_why(request: Request) -> dict[str, Any]:
     the ``token``, the request that had asked for that path, and the text in front of the place
     (``before``) and behind it (``asked``, ``known``). ``forgot_at``: when the server forgot something last.
     """
-    query = validated(WhyQuery, dict(request.query_params))
-    document = await ask("why", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
-    return _written_out(document)
+    return _written_out(await _ask_by_query("why", WhyQuery, request))
 
 
 @wants_key
@@ -228,12 +218,7 @@ async def post_why(request: Request) -> dict[str, Any]:
 
     Answers as ``GET``, with one request. Storage is not asked.
     """
-    body = validated(Prompt, await json_body(request))
-    extra_key, cache_salt = body.namespace
-    tokens = await prompt_tokens(body, request)
-    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
-    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
-    return _written_out(await ask("why_prompt", prompt, dp_rank, request=request))
+    return _written_out(await _ask_of_prompt("why_prompt", request))
 
 
 def _written_out(document: dict[str, Any]) -> dict[str, Any]:
@@ -267,3 +252,19 @@ async def post_importance(request: Request) -> dict[str, Any]:
     body = validated(ImportanceBody, await json_body(request))
     dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
     return await ask("importance", body.model_dump(), dp_rank, request=request)
+
+
+async def _ask_by_query(operation: str, model: type[OfRank], request: Request) -> dict[str, Any]:
+    """An operation whose arguments are the query of its route."""
+    query = validated(model, dict(request.query_params))
+    return await ask(operation, query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+
+
+async def _ask_of_prompt(operation: str, request: Request) -> dict[str, Any]:
+    """An operation on the prompt in the body of its route."""
+    body = validated(Prompt, await json_body(request))
+    extra_key, cache_salt = body.namespace
+    tokens = await prompt_tokens(body, request)
+    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask(operation, prompt, dp_rank, request=request)
