@@ -22,9 +22,9 @@ from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
 from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance.storage.cli import app
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.tier_chain.store_command import app
 from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused

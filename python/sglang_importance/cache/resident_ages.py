@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-from sgl_importance.nodes.ages import AGE_BOUNDS
-from sgl_importance.nodes.histogram import Histogram
+from sgl_importance.nodes.ages import AGE_BOUNDS, Histogram
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.state import TreeState
 

@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from sgl_importance.nodes.digests import DIGEST_BYTES
-from sgl_importance.observe.volatile.wording import CURE, sentence
+from sgl_importance.observe.volatile.volatile_place import CURE, sentence
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import OfRank, answers_in, ask, json_body, validated
 from sglang_importance.http.server_state import tokenizer_manager, wants_key

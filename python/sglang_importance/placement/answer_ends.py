@@ -7,8 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd, AnswerMarkers
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 

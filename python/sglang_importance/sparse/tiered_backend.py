@@ -21,9 +21,8 @@ from sgl_importance_kernels.sparse.streamed_attention import (
     stream_attention,
 )
 from sglang_importance.attention.source import request_table
-from sglang_importance.sparse.decode_step import DecodeStep, parts
+from sglang_importance.sparse.decode_step import Choice, DecodeStep, Span, parts
 from sglang_importance.sparse.pool import TieredKVPool
-from sglang_importance.sparse.span import Choice, Span
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

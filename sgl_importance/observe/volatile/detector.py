@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.observe.volatile.parting import MIN_RUN, Parting, parting
-from sgl_importance.observe.volatile.token_ids import Ids, token_ids
+from sgl_importance.observe.volatile.parting import MIN_RUN, Ids, Parting, parting, token_ids
 from sgl_importance.observe.volatile.volatile_place import MIN_PARTINGS, VolatilePlace
 
 MAX_PLACES = 4
