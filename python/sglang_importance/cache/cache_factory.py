@@ -83,11 +83,12 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
 
     shadowing = None
     if options.policy == "observe" and ranks.leads:
-        chunk = getattr(ctx.server_args, "chunked_prefill_size", None) or -1
+        flags = shadowed_flags(ctx.server_args)
+        chunk = flags["chunked_prefill_size"]
         pair = ShadowPair(
             device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
         )
-        writes = HostWrites.of(getattr(ctx.server_args, "hicache_write_policy", None))
+        writes = HostWrites.of(flags["hicache_write_policy"])
         shadowing = Shadowing(pair, lambda: host_tokens() // page_size, writes)
     if recorder is not None:
         recorder.host_tokens = host_tokens
@@ -160,6 +161,14 @@ def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePoli
     return ImportancePolicy(cost, use_importance=options.use_importance)
 
 
+def shadowed_flags(server_args: Any) -> dict[str, Any]:
+    """Flags of sglang's that a shadow cache goes by, by name: of a server's own, or behind its recording."""
+    return {
+        "chunked_prefill_size": getattr(server_args, "chunked_prefill_size", None) or -1,
+        "hicache_write_policy": getattr(server_args, "hicache_write_policy", None),
+    }
+
+
 def create_recorder(
     ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy, rows: ScoreRows | None
 ) -> Recorder:
@@ -181,10 +190,7 @@ def create_recorder(
             layers=rows.layers if rows else (),
             device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
             cost=policy.cost,
-            flags={
-                "chunked_prefill_size": arguments.chunked_prefill_size or -1,
-                "hicache_write_policy": arguments.hicache_write_policy,
-            },
+            flags=shadowed_flags(arguments),
         )
     except TraceError as error:
         raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error
