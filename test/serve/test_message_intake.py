@@ -17,7 +17,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_importance.operations.message_intake import ANSWERING_NO, BATCHES, guard_messages
+from sglang_importance.scheduler.message_intake import ANSWERING_NO, BATCHES, guard_messages
 
 
 class Scheduler(SimpleNamespace):
