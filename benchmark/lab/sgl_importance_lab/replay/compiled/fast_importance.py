@@ -18,16 +18,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.reuse.estimator import (
-    AGES,
-    DECAY,
-    REFRESH_INTERVAL,
-    AgeTable,
-    IntervalArray,
-    count_reached,
-)
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.reached import AGES, AgeTable, IntervalArray, count_reached
 from sgl_importance_lab.replay.cache import ReplayCounts
 from sgl_importance_lab.replay.compiled.open_intervals import no_intervals
 from sgl_importance_lab.replay.sessions import BlockFacts, access_classes

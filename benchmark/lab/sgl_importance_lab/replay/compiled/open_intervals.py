@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_importance.reuse.estimator import AGES, IntervalArray
+from sgl_importance.reuse.reached import AGES, IntervalArray
 
 
 def no_intervals(num_requests: int, num_classes: int) -> IntervalArray:
