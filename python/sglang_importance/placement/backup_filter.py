@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import NodeId
 
 
 class BackupFilter:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_importance.tree.ranks import Ranks
+from sglang_importance.upstream.nodes import NodeId
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
@@ -23,7 +22,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
-from sglang_importance.upstream.nodes import key_of
+from sglang_importance.upstream.nodes import NodeId, key_of
 
 METADATA_ATTRIBUTE = "importance_metadata"
 
