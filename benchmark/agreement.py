@@ -23,7 +23,6 @@ from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
 from sgl_importance.embedded_model import checkpoint_path
-from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.formats.detect import read_trace
@@ -33,6 +32,7 @@ from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, Tier
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance_lab.replay.trace import Trace
+from sgl_importance_lab.sizing.recorded_pair import recorded_pair
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "test")]
 

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.cpu.attention import DecodeCopiesContext, ExtendComputesCachedRows

@@ -25,7 +25,7 @@ def main(requests: int = REQUESTS) -> None:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         import numpy as np
 
-        from sglang_importance.cache.gauges import gauge_values
+        from sglang_importance.cache.cache_factory import gauge_values
         from sglang_importance.metrics.publisher import MetricsPublisher
 
         from support.drivers.tree_driver import PAGE, TreeDriver

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import print_rows, write_results
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.miss_options import MissOptions
+from sgl_importance.options.observation_options import MissOptions
 from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import TreeDriver

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+EMPTY_BODY = torch.finfo(torch.float32).tiny
+"""Body probability below which a query token has no body mass: denormals keep no proportions."""
+
 
 class PageRows(NamedTuple):
     """Sums and maxima over the query tokens of each request slot; all float32, on one device.

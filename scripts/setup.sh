@@ -166,7 +166,7 @@ fi
 step "Checking that sglang can be imported"
 # With the others numba compiles what the first server would wait for.
 modules="sglang, sglang_importance.cpu, sgl_importance_lab, sgl_importance.reuse.hazards, sgl_importance_kernels.compiled"
-modules+=", sgl_importance_kernels.sparse.decode_attention, sgl_importance_kernels.sparse.page_scan"
+modules+=", sgl_importance_kernels.sparse.decode_attention, sgl_importance_kernels.sparse.layer_pages"
 modules+=", sgl_importance_kernels.pool_attention"
 (cd / && "$venv/bin/python" -W ignore -c "import $modules")
 

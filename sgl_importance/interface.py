@@ -4,7 +4,7 @@ A *page* is ``page_size`` consecutive tokens of a sequence, the server's own pag
 *mass* is the attention probability on the page (mean over query heads and sampled layers), *peak* the largest
 probability of the page in any head of any sampled layer, and *body mass* the mass of the tokens between the
 attention sinks and the query's neighbourhood, renormalised to 1. Policies consume body mass and peak.
-``sgl_importance_kernels.reference`` defines all three to the last rounding.
+``sgl_importance_lab.conformance.page_scores`` defines all three to the last rounding.
 """
 
 from __future__ import annotations

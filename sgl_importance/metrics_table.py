@@ -286,14 +286,3 @@ METRICS: tuple[Metric, ...] = (*_SCHEDULER, *_HTTP, *_STORE, *_STORE_TIERS)
 def of_process(process: Process) -> tuple[Metric, ...]:
     """The metrics that a process publishes."""
     return tuple(metric for metric in METRICS if metric.process is process)
-
-
-def as_markdown() -> str:
-    """The table of the built page on metrics."""
-    rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in METRICS:
-        labels = "; ".join(
-            f"`{label}`: {', '.join(values) or 'as it comes'}" for label, values in metric.labels.items()
-        )
-        rows.append(f"| `{metric.exported_name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(rows)

@@ -12,11 +12,11 @@ from torch_decode import TorchDecode
 
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.page_rows import PageRows
-from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, reduce_logits
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.qk_probe import probe_layer
+from sgl_importance_lab.conformance.page_scores import combine_layers, layer_page_scores
 
 BODY = {"sink_tokens": 4, "local_tokens": 16}
 WORKSPACE_BYTES = 256 << 20

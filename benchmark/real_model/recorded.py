@@ -34,16 +34,16 @@ from sgl_importance.observe.trace.records import (
 )
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.observe.trace.writer import NO_PAGES
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance.sparse.selection_rule import SelectionRule
-from sgl_importance_kernels.reference.page_scores import (
+from sgl_importance_kernels.sparse.page_choice import Contexts, choose_pages
+from sgl_importance_lab.conformance.page_scores import (
     PageScores,
     attention_probabilities,
     combine_layers,
     layer_page_scores,
     pages_of,
 )
-from sgl_importance_kernels.sparse.page_choice import Contexts, choose_pages
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
 

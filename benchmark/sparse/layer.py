@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +118,10 @@ class Layer:
         return attend(query, *self.in_order, SCALE)[0]
 
     def scan(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.chooser.choose_step(0, query * SCALE, self.contexts)
+        return self.chosen_by(self.chooser, query)
+
+    def chosen_by(self, chooser: PageChooser, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return chooser.choose_step(0, query, torch.tensor([0]), SCALE, self.contexts)
 
     def sparse(self, query: torch.Tensor) -> torch.Tensor:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
@@ -136,7 +140,7 @@ def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:
         name: getattr(layer, name) for name in ("upstream", "dense", "scan", "sparse")
     }
     for name, chooser in layer.beside.items():
-        arms[name] = lambda query, chooser=chooser: chooser.choose_step(0, query * SCALE, layer.contexts)
+        arms[name] = partial(layer.chosen_by, chooser)
     times: dict[str, list[float]] = {name: [] for name in arms}
     torch.testing.assert_close(layer.upstream(query), layer.dense(query), atol=1e-4, rtol=1e-4)
     for _ in range(2):

@@ -1,1 +1,1 @@
-"""Triton kernels that score KV pages; tested against ``sgl_importance_kernels.reference``."""
+"""Triton kernels that score KV pages; tested against ``sgl_importance_lab.conformance.page_scores``."""

@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl_importance_kernels.page_rows import PageRows
-from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
+from sgl_importance_kernels.page_rows import EMPTY_BODY, PageRows
 
 TILE_TOKENS = 128
 """Tokens per tile; 128 tokens of a group of 4 heads in half precision are 1 KiB of consecutive logits."""

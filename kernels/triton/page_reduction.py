@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl_importance_kernels.page_rows import PageRows
-from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
+from sgl_importance_kernels.page_rows import EMPTY_BODY, PageRows
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.tiles import add_log_sums, body_log_sums, log_sum

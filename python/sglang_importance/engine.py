@@ -180,7 +180,7 @@ class KvImportance:
         return answers[dp_rank]
 
     def _ask(self, operation: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-        from sglang_importance.operations.questions import ask_schedulers
+        from sglang_importance.operations.messages import ask_schedulers
 
         question = ask_schedulers(self._manager, operation, arguments)
         replies = self._engine.loop.run_until_complete(question)

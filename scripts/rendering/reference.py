@@ -62,9 +62,15 @@ def _values(setting: Any) -> str:
 
 def metrics_table() -> str:
     """Every series of ``/metrics``."""
-    from sgl_importance.metrics_table import as_markdown
+    from sgl_importance.metrics_table import METRICS
 
-    return as_markdown()
+    rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = "; ".join(
+            f"`{label}`: {', '.join(values) or 'as it comes'}" for label, values in metric.labels.items()
+        )
+        rows.append(f"| `{metric.exported_name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows)
 
 
 def command_reference() -> str:

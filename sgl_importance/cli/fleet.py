@@ -72,7 +72,7 @@ class Prefix:
 
 
 def ask_all(
-    asked: Sequence[S], question: Callable[[S], T], advance: Callable[[], None]
+    asked: Sequence[S], question: Callable[[S], T], advance: Callable[[], None] = lambda: None
 ) -> list[T | ServerError]:
     """Asks all at the same time; in their order, the answer or what went wrong with this one.
 
@@ -92,6 +92,18 @@ def ask_all(
 
     with ThreadPoolExecutor(max_workers=max(len(asked), 1)) as pool:
         return list(pool.map(one, asked))
+
+
+def ask_servers(
+    servers: Sequence[Server], question: Callable[[Server], T], advance: Callable[[], None] = lambda: None
+) -> tuple[dict[str, T], dict[str, ServerError]]:
+    """As ``ask_all``: the answers, and what went wrong, by address."""
+    found = ask_all(servers, question, advance)
+    pairs = [(server.url, each) for server, each in zip(servers, found, strict=True)]
+    return (
+        {url: each for url, each in pairs if not isinstance(each, ServerError)},
+        {url: each for url, each in pairs if isinstance(each, ServerError)},
+    )
 
 
 def members_of(server: Server) -> list[Member]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -24,7 +24,7 @@ from sgl_importance.cli.client_arguments import (
     print_json,
     prompt_body,
 )
-from sgl_importance.cli.fleet import FLEET_CURE, FLEET_SECONDS, ask_all, pins_of, pins_together
+from sgl_importance.cli.fleet import FLEET_CURE, FLEET_SECONDS, ask_servers, pins_of, pins_together
 from sgl_importance.cli.fleet_page import FleetPage
 from sgl_importance.cli.fleet_view import FleetView
 from sgl_importance.cli.pin_commands import pinned_sentence
@@ -35,8 +35,6 @@ from sgl_importance.terminal import add_texts, counted, fail, interrupted, one_l
 UNREACHED_EXIT_CODE = 1
 """Of a command that worked on some servers and not on others."""
 LABEL_WIDTH = 40
-
-T = TypeVar("T")
 
 
 class _ShowByDefault(TyperGroup):
@@ -104,9 +102,8 @@ def fleet_pin(
     pin_id = uuid.uuid4().hex
     body["pin_id"] = pin_id
     with _servers(urls, api_key) as servers, counted("Pinning", len(servers)) as advance:
-        found = ask_all(servers, lambda server: server.post("/pin", body), advance)
-        unreached = _unreached(servers, found)
-        answers = _answers(servers, found)
+        answers, missing = ask_servers(servers, lambda server: server.post("/pin", body), advance)
+    unreached = _checked(len(servers), missing)
     if as_json:
         print_json({"pin_id": pin_id, "servers": answers, "unreached": unreached})
     else:
@@ -125,9 +122,10 @@ def fleet_unpin(
 ) -> None:
     """End a pin on every server."""
     with _servers(urls, api_key) as servers, counted("Unpinning", len(servers)) as advance:
-        found = ask_all(servers, lambda server: server.post("/unpin", {"pin_id": pin_id}), advance)
-        unreached = _unreached(servers, found)
-        answers = _answers(servers, found)
+        answers, missing = ask_servers(
+            servers, lambda server: server.post("/unpin", {"pin_id": pin_id}), advance
+        )
+    unreached = _checked(len(servers), missing)
     if as_json:
         print_json({"pin_id": pin_id, "servers": answers, "unreached": unreached})
     else:
@@ -141,9 +139,8 @@ def fleet_unpin(
 def fleet_pins(urls: Urls, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pins of all servers, and who holds them."""
     with _servers(urls, api_key) as servers, counted("Asking the servers", len(servers)) as advance:
-        found = ask_all(servers, pins_of, advance)
-        unreached = _unreached(servers, found)
-        answers = _answers(servers, found)
+        answers, missing = ask_servers(servers, pins_of, advance)
+    unreached = _checked(len(servers), missing)
     rows = pins_together(answers.items())
     if as_json:
         print_json({"pins": rows, "unreached": unreached})
@@ -187,24 +184,12 @@ def _servers(urls: list[str], api_key: str | None) -> Iterator[list[Server]]:
         yield [open_servers.enter_context(server) for server in servers]
 
 
-def _unreached(servers: list[Server], found: Sequence[object]) -> dict[str, str]:
-    """What is wrong with each server that did not do what was asked; fails where that is all of them."""
-    pairs = zip(servers, found, strict=True)
-    return _checked(
-        len(servers), {server.url: each for server, each in pairs if isinstance(each, ServerError)}
-    )
-
-
 def _checked(servers: int, unreached: dict[str, ServerError]) -> dict[str, str]:
+    """What is wrong with each server that did not do what was asked; fails where that is all of them."""
     if len(unreached) == servers:
         first = str(next(iter(unreached.values())))
         fail(first if servers == 1 else f"none of {servers} servers did it; the first: {first}")
     return {url: str(error) for url, error in unreached.items()}
-
-
-def _answers(servers: list[Server], found: Sequence[T | ServerError]) -> dict[str, T]:
-    pairs = zip(servers, found, strict=True)
-    return {server.url: each for server, each in pairs if not isinstance(each, ServerError)}
 
 
 def _end(unreached: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from sgl_importance.cli.fleet import (
     FLEET_CURE,
     FLEET_SECONDS,
     Prefix,
-    ask_all,
+    ask_servers,
     pins_together,
 )
 from sgl_importance.cli.server_client import KeyRefused, Server, ServerError
@@ -66,7 +66,7 @@ class FleetView:
         """
         end = self._clock() + ROUND_SECONDS
         with self._servers(key, PAGE_SECONDS, lambda: end - self._clock()) as servers:
-            found = survey(servers, HOT, lambda *_: nullcontext(_nothing), with_pins=True)
+            found = survey(servers, HOT, lambda *_: nullcontext(lambda: None), with_pins=True)
         if not found.members and (refusal := next(_refusals(found.unreached), None)) is not None:
             raise refusal
         document = found.document()
@@ -102,7 +102,7 @@ class FleetView:
 
     def _everywhere(self, key: str | None, question: Callable[[Server], dict[str, Any]]) -> dict[str, Any]:
         with self._servers(key) as servers:
-            answers, unreached = _split(servers, ask_all(servers, question, _nothing))
+            answers, unreached = ask_servers(servers, question)
         if not answers:
             raise next(_refusals(unreached), next(iter(unreached.values())))
         return {"servers": answers, "unreached": {url: str(error) for url, error in unreached.items()}}
@@ -127,21 +127,6 @@ class FleetView:
             while len(self._shown) > REMEMBERED:
                 self._shown.popitem(last=False)
         return name
-
-
-def _nothing() -> None:
-    pass
-
-
-def _split(
-    servers: Sequence[Server], found: Sequence[T | ServerError]
-) -> tuple[dict[str, T], dict[str, ServerError]]:
-    """Answers, and what went wrong, by address."""
-    pairs = [(server.url, each) for server, each in zip(servers, found, strict=True)]
-    return (
-        {url: each for url, each in pairs if not isinstance(each, ServerError)},
-        {url: each for url, each in pairs if isinstance(each, ServerError)},
-    )
 
 
 def _refusals(unreached: dict[str, ServerError]) -> Iterator[KeyRefused]:

@@ -11,6 +11,7 @@ from sgl_importance.cli.fleet import (
     Member,
     Prefix,
     ask_all,
+    ask_servers,
     hot_prefixes_of,
     hottest,
     members_of,
@@ -56,15 +57,11 @@ def survey(servers: Sequence[Server], hot: int, counting: Counting, *, with_pins
         with_pins: whether they are asked for.
     """
     with counting("Asking the servers", len(servers)) as advance:
-        found = ask_all(servers, members_of, advance)
-        answers = list(zip(servers, found, strict=True))
-        members = [member for each in found if not isinstance(each, ServerError) for member in each]
+        found, unreached = ask_servers(servers, members_of, advance)
+        members = [member for each in found.values() for member in each]
         pins: dict[str, dict[str, Any]] = {}
         if with_pins:
-            asked = [server for server, each in answers if not isinstance(each, ServerError)]
-            for server, said in zip(asked, ask_all(asked, pins_of, _nothing), strict=True):
-                if not isinstance(said, ServerError):
-                    pins[server.url] = said
+            pins, _ = ask_servers([server for server in servers if server.url in found], pins_of)
     with counting("Looking for the hottest prefixes", 2 * len(members)) as advance:
         lists = ask_all(members, lambda member: hot_prefixes_of(member, hot), advance)
         prefixes: list[Prefix] = []
@@ -74,9 +71,4 @@ def survey(servers: Sequence[Server], hot: int, counting: Counting, *, with_pins
                 prefixes += each
                 listed.append(member)
         rows = hottest(prefixes, listed, hot, advance)
-    unreached = {server.url: each for server, each in answers if isinstance(each, ServerError)}
     return Survey(members, rows, pins, unreached)
-
-
-def _nothing() -> None:
-    pass

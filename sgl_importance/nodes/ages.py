@@ -6,12 +6,95 @@ Everything counts tokens, since a node may hold a word or a book.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
-from sgl_importance.nodes.clock_times import ClockTimes
-from sgl_importance.nodes.histogram import Histogram
 from sgl_importance.tiers import Tier
+
+
+class Histogram:
+    """Attributes:
+    bounds: upper bounds of all buckets but the last, ascending; a value at a bound belongs below it.
+    weights: of each bucket.
+    total: sum of the values, each times its weight.
+    """
+
+    __slots__ = ("bounds", "total", "weights")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.weights = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, weight: int) -> None:
+        self.weights[bisect_left(self.bounds, value)] += weight
+        self.total += value * weight
+
+    @property
+    def weight(self) -> int:
+        return sum(self.weights)
+
+    def cumulative(self) -> list[int]:
+        """Weight of the values up to each bound, and of all."""
+        return list(accumulate(self.weights))
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which this share of the weight lies; None without any.
+
+        Linear within a bucket, and the last bound where it lies beyond, as Prometheus has it.
+        """
+        rank = share * self.weight
+        if not rank:
+            return None
+        low, below = 0.0, 0
+        for bound, weight in zip(self.bounds, self.weights, strict=False):
+            if below + weight >= rank:
+                return low + (bound - low) * (rank - below) / weight
+            low, below = bound, below + weight
+        return low
+
+    @classmethod
+    def merged(cls, histograms: Iterable[Histogram]) -> Histogram:
+        """The sum of some with the same bounds, one at least."""
+        first, *others = histograms
+        merged = cls(first.bounds)
+        for each in (first, *others):
+            merged.weights = [a + b for a, b in zip(merged.weights, each.weights, strict=True)]
+            merged.total += each.total
+        return merged
+
+
+MAX_TIMES = 4096
+
+
+class ClockTimes:
+    """Times of the clock's ticks. Of old ones every second is forgotten when there are too many.
+
+    Args:
+        now: seconds, of a clock that does not go back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._clocks: list[int] = []
+        self._seconds: list[float] = []
+
+    def tick(self, clock: int) -> None:
+        """The clock, in admitted requests, has come to this value."""
+        self._clocks.append(clock)
+        self._seconds.append(self._now())
+        if len(self._clocks) > MAX_TIMES:
+            old = MAX_TIMES // 2  # of the newest all are kept: an error counts beside a short age
+            self._clocks[:old] = self._clocks[:old:2]
+            self._seconds[:old] = self._seconds[:old:2]
+
+    def age(self, clock: int) -> float | None:
+        """Seconds since the clock had this value; None of before the first tick."""
+        place = bisect_right(self._clocks, clock)
+        return self._now() - self._seconds[place - 1] if place else None
+
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 AGE_BOUNDS = (

@@ -10,7 +10,6 @@ docs/evidence/replay.md lists where they differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from sgl_importance.nodes.ghosts import Eviction, GhostNode, GhostTable
 from sgl_importance.nodes.node_metadata import NodeMetadata
@@ -19,27 +18,11 @@ from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition, answer_end_of, transition_of
 
 
-class Facts(NamedTuple):
-    """Facts of a node at a visit, from a driver that has read the whole trace up to there.
-
-    Attributes:
-        block_type: of the node.
-        accesses: earlier requests that asked for it.
-        span: admitted requests between its first visit and this one.
-        is_evidence: whether its next visit is evidence for its class.
-    """
-
-    block_type: BlockType
-    accesses: int
-    span: int
-    is_evidence: bool = True
-
-
 class ReuseTracker:
     """Keeps the facts from which a node's reuse is predicted, and tells the estimator of visits.
 
-    Without ``Facts`` from the driver they are read off the tree as it stands: accesses are hits, a node that
-    two texts followed is a shared prefix, and text behind a request's prompt is generated.
+    They are read off the tree as it stands: accesses are hits, a node that two texts followed is a shared
+    prefix, and text behind a request's prompt is generated.
 
     Args:
         reuse: learns from every visit; its clock counts admitted requests.
@@ -61,7 +44,6 @@ class ReuseTracker:
         *,
         parent: NodeMetadata | None = None,
         pages: Iterable[bytes] = (),
-        facts: Facts | None = None,
     ) -> list[tuple[GhostNode, int]]:
         """A node came into the tree.
 
@@ -71,7 +53,6 @@ class ReuseTracker:
                 it is at risk as it was when it left.
             parent: the node that it continues; None below the root.
             pages: chained digests of its pages, read as far as there are ghosts.
-            facts: None reads them off the tree.
 
         Returns:
             Each ghost that came back in it, with the number of its tokens.
@@ -88,34 +69,25 @@ class ReuseTracker:
         if not returned and parent is not None:
             self._continued(parent)
         if transition is not None:
-            self._visited(node, transition, facts)
+            self.visited(node, transition)
         return returned
 
-    def accessed(self, node: NodeMetadata, transition: Transition, facts: Facts | None = None) -> None:
-        """An admitted request found the node in the cache.
-
-        Args:
-            transition: of the request.
-            facts: None reads them off the tree.
-        """
+    def accessed(self, node: NodeMetadata, transition: Transition) -> None:
+        """An admitted request, of this transition, found the node in the cache."""
         if node.at_risk_as is not None:
             self._reuse.hit(node.at_risk_as, node.last_access)
         node.expendable = node.is_demoted = False  # it was asked for again after all
         node.accesses += 1
         node.span += self._reuse.clock - node.last_access
-        self._visited(node, transition, facts)
+        self.visited(node, transition)
 
-    def _visited(self, node: NodeMetadata, transition: Transition, facts: Facts | None) -> None:
+    def visited(self, node: NodeMetadata, transition: Transition) -> None:
         """The node is at risk of its next visit from now on."""
-        if facts is not None:
-            node.block_type, node.accesses, node.span, _ = facts
         node.transition = transition
         node.answer_end = AnswerEnd.UNKNOWN
         node.last_access = self._reuse.clock
-        node.at_risk_as = None
-        if facts is None or facts.is_evidence:
-            node.at_risk_as = node.reuse_class
-            self._reuse.began(node.at_risk_as)
+        node.at_risk_as = node.reuse_class
+        self._reuse.began(node.at_risk_as)
 
     def ended(
         self, path: Sequence[NodeMetadata], *, serial: int, prompt_tokens: int, is_finished: bool

@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
-from sgl_importance.options.miss_options import MissOptions
-from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions
+from sgl_importance.options.observation_options import MissOptions, SignalOptions, TraceOptions
+from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions, StoreOptions
 from sgl_importance.options.setting import METADATA_KEY, Setting, option
-from sgl_importance.options.signal_options import SignalOptions
-from sgl_importance.options.store_options import StoreOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
-from sgl_importance.options.trace_options import TraceOptions
 from sgl_importance.postgres_url import url_problem
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from sgl_importance.sparse.audits import AuditTrail
 
 SINK_TOKENS = 16
 """First tokens of a context, which every query reads: attention rests on them (StreamingLLM, Xiao et al.)."""
@@ -98,3 +101,37 @@ def selection_rule(
 def read_all(page_size: int) -> SelectionRule:
     """The rule of a request whose tokens read every page."""
     return SelectionRule(0, NEVER, 1.0, page_size)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Selection:
+    """Of one request.
+
+    Attributes:
+        rule: which tokens select, and how many pages.
+        trail: checks of its choices.
+        candidates: pages that its tokens chose from, in all layers.
+        selected: those that were chosen.
+    """
+
+    rule: SelectionRule
+    trail: AuditTrail
+    candidates: int = 0
+    selected: int = 0
+
+    def report(self) -> dict[str, Any]:
+        """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
+        counts = self.trail.counts
+
+        def mean(total: float) -> float | None:
+            return total / counts.audits if counts.audits else None
+
+        return {
+            "candidates": self.candidates,
+            "selected": self.selected,
+            "audits": counts.audits,
+            "failed_audits": counts.failed,
+            "missed_mass": mean(counts.missed_mass),
+            "missed_page": mean(counts.missed_page),
+            "output_error": mean(counts.output_error),
+        }

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,7 @@ def summarize(directory: Path) -> dict[str, Any]:
         "bytes": sum(file.size for file in files),
         "unfinished": sum(not file.is_page for file in files),
         "quarantined": dict(Counter(file.name.split("-")[0] for file in _quarantined(directory))),
-        "models": [
-            {
-                "identity": model.identity,
-                "pages": model.pages,
-                "bytes": model.bytes,
-                "last_used": model.last_used,
-                "facts": model.facts,
-            }
-            for model in sorted(models.values(), key=lambda model: -model.last_used)
-        ],
+        "models": [asdict(model) for model in sorted(models.values(), key=lambda model: -model.last_used)],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.storage.pages import WRITE_REASONS
@@ -37,14 +38,20 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
 
 
 class StoreCounters:
-    """Monotone counts by name and label."""
+    """Monotone counts by name and label.
+
+    Attributes:
+        labels: what each name is counted by; None for a single count.
+    """
+
+    labels: Mapping[str, str | None] = {name: label for name, (_, label) in SERIES.items()}
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: Counter[tuple[str, str | None]] = Counter()
 
     def add(self, name: str, label: str | None = None, amount: int = 1) -> None:
-        assert (SERIES[name][1] is None) == (label is None), f"{name}: wrong label {label}"
+        assert (self.labels[name] is None) == (label is None), f"{name}: wrong label {label}"
         with self._lock:
             self._values[name, label] += amount
 

@@ -215,7 +215,7 @@ def test_a_disk_that_hangs_holds_nobody_who_asks(
         wait_until(lambda: answered)
         return True
 
-    monkeypatch.setattr("sgl_importance.placement.ledger.file_place.FilePlace.is_held", hangs)
+    monkeypatch.setattr("sgl_importance.placement.ledger.sqlite_database.FilePlace.is_held", hangs)
     assert writer.surviving_pins() == frozenset()
     assert writer.surviving_pins() == frozenset()
     answered.append(True)

@@ -15,16 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
-from sgl_importance.options.trace_options import TraceOptions
+from sgl_importance.options.observation_options import TraceOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.placement.ledger.ledger import Ledger
 from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
 from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance.storage.cli import app
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.tier_chain.store_command import app
 from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused

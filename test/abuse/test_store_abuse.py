@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from sgl_importance.background import daemon_pool
 from sgl_importance.storage import page_transfer as transfer_module
-from sgl_importance.storage.cli import app
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import Page, PageByPage
 from sgl_importance.storage.store import IDENTITY_FILE, PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.tier_chain.store_command import app
 
 from support.waiting import HANG_SECONDS, wait_until
 

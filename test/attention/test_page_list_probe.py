@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sgl_importance_kernels.reference import layer_page_scores
+from sgl_importance_lab.conformance.page_scores import layer_page_scores
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.observe.observed_pages import ObservedPages
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sgl_importance_kernels.eager as eager
 from sgl_importance_kernels.eager import PageScoreAccumulator
-from sgl_importance_kernels.reference import (
+from sgl_importance_lab.conformance.page_scores import (
     PageScores,
     attention_probabilities,
     combine_layers,

@@ -16,7 +16,7 @@ import sgl_importance
 import sglang_importance
 from sgl_importance.cli import fleet_command, pin_commands
 from sgl_importance.observe.trace import cli as trace_cli
-from sgl_importance.storage import cli as storage_cli
+from sgl_importance.storage.tier_chain import store_command
 from sgl_importance_lab.replay.lower_tiers.chain_replay import ChainRow
 from sgl_importance_lab.replay.report.chain_report import chain_table
 from sgl_importance_lab.study import study_report
@@ -79,11 +79,11 @@ def test_a_study_shows_it(text: str) -> None:
 def test_commands_show_it(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"identity": "abc", "facts": {"weights_version": text}, "pages": 0, "bytes": 0, "last_used": 0}
     stored = {"models": [model], "quarantined": {}, "pages": 0, "bytes": 0}
-    monkeypatch.setattr(storage_cli, "summarize", lambda _: stored)
+    monkeypatch.setattr(store_command, "summarize", lambda _: stored)
     monkeypatch.setattr(trace_cli, "describe", lambda _: {"model": text})
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("disk", Status.OK, text)])
     commands: list[tuple[Any, list[str]]] = [
-        (storage_cli.app, ["stat", str(tmp_path)]),
+        (store_command.app, ["stat", str(tmp_path)]),
         (trace_cli.app, ["info", str(tmp_path)]),
         (doctor.app, []),
     ]

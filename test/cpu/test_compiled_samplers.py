@@ -7,7 +7,7 @@ import torch
 from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.penaltylib import repetition_penalty
 
-from sglang_importance.cpu.compiled_samplers import CompiledSamplers
+from sglang_importance.cpu.defaults import CompiledSamplers
 
 
 def test_what_sglang_compiles_runs_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
-from sglang_importance.cpu import causal_convolution, gated_delta, gated_norm
-from sglang_importance.cpu.gated_delta import GatedDeltaKernels
-from sglang_importance.cpu.gated_norm import GatedNorm
-from sglang_importance.cpu.shared_expert import SharedExpertGate, gate_shared_output
+from sglang_importance.cpu import causal_convolution, gated_delta
+from sglang_importance.cpu.experts import SharedExpertGate, gate_shared_output
+from sglang_importance.cpu.gated_delta import GatedDeltaKernels, GatedNorm
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, SLOTS = 2, 6, 8, 5, 7
 CHANNELS, WIDTH = 9, 4
@@ -259,7 +258,7 @@ def test_the_norm_behind_it_is_that_of_transformers() -> None:
     norm = Qwen3NextRMSNormGated(VALUE_DIM, eps=1e-6)
     torch.nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
     x, gate = torch.randn(2, 11, VALUE_DIM, generator=torch.Generator().manual_seed(2))
-    normed = gated_norm.rms_norm_gated(x, gate, norm.weight, None, "silu", eps=1e-6)
+    normed = gated_delta.rms_norm_gated(x, gate, norm.weight, None, "silu", eps=1e-6)
     torch.testing.assert_close(normed, norm(x, gate))
 
 

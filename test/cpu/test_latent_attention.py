@@ -6,7 +6,7 @@ import pytest
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
-from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
+from sglang_importance.cpu.defaults import AbsorbedLatentAttention
 
 
 def test_every_pass_reads_the_latents_in_the_pool() -> None:

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from sglang_importance.cache.chunk_room import HOOKS
+from sglang_importance.scheduler.chunk_room import HOOKS
 
 PAGE_SIZE, PAGES, DECODING = 16, 20, 4
 CREATE = "create_prefill_budget"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-from sglang_importance.cpu.padded_batches import PaddedBatches
+from sglang_importance.cpu.defaults import PaddedBatches
 
 
 def test_the_shim_looks_for_the_defect_itself(monkeypatch: pytest.MonkeyPatch) -> None:

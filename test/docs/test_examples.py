@@ -64,7 +64,11 @@ def test_policy_in_object_level_replay() -> None:
 
 @pytest.mark.parametrize(("tokens", "page_size"), [(57, 8), (64, 16), (9, 16), (40, 1)])
 def test_producer_agrees_with_the_definition(tokens: int, page_size: int) -> None:
-    from sgl_importance_kernels.reference import attention_probabilities, combine_layers, layer_page_scores
+    from sgl_importance_lab.conformance.page_scores import (
+        attention_probabilities,
+        combine_layers,
+        layer_page_scores,
+    )
 
     layers, heads, kv_heads, dim = 3, 4, 2, 8
     generator = torch.Generator().manual_seed(tokens)

@@ -84,7 +84,7 @@ def test_a_prompt_that_fits_no_empty_pool_is_refused(lossy: ServerProcess) -> No
 
 @pytest.mark.nightly
 def test_stock_ends(random_model: Path) -> None:
-    """Once this fails, sglang has mended it: ``cache/chunk_room.py`` can go."""
+    """Once this fails, sglang has mended it: ``scheduler/chunk_room.py`` can go."""
     lossy = python_path(FAULTS / "kv_room_fault")
     with (
         script_server(*FLAGS, "--kv-policy", "default", model=random_model, env=lossy) as server,

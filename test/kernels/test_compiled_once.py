@@ -23,12 +23,12 @@ from sgl_importance_kernels.triton import (  # noqa: E402
     logit_reduction,
     page_reduction,
     qk_probe,
-    warm_up,
 )
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums, LogSums  # noqa: E402
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits  # noqa: E402
 from sgl_importance_kernels.triton.paged_queries import PagedQueries  # noqa: E402
-from sgl_importance_kernels.triton.warm_up import WarmUp  # noqa: E402
+from sgl_importance_lab.kernels import warm_up  # noqa: E402
+from sgl_importance_lab.kernels.warm_up import WarmUp  # noqa: E402
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 
 pytestmark = [
     pytest.mark.gpu,

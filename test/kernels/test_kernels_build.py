@@ -11,12 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sgl_importance_kernels import cli
-from sgl_importance_kernels.cli import app
+from sgl_importance_lab.kernels import cli
+from sgl_importance_lab.kernels.cli import app
 
 triton = pytest.importorskip("triton")
 
-COMMAND = [sys.executable, "-W", "ignore", "-c", "from sgl_importance_kernels.cli import app; app()", "build"]
+RUN = "from sgl_importance_lab.kernels.cli import app; app()"
+COMMAND = [sys.executable, "-W", "ignore", "-c", RUN, "build"]
 
 
 def plain(output: str) -> str:
@@ -71,7 +72,7 @@ def test_bad_values_are_named(arguments: list[str], words: str) -> None:
 
 
 def test_windows_cover_every_tile_once() -> None:
-    from sgl_importance_kernels.triton.warm_up import WarmUp
+    from sgl_importance_lab.kernels.warm_up import WarmUp
 
     model = WarmUp(64, 8, 2, 16, 1, torch.float32, "cpu")
     assert model.windows(1) == [1]

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance_kernels.triton.paged_queries import observed_at_once
 from sglang_importance.attention.decode_emission import DecodeEmission
 from sglang_importance.attention.prefill_probe import QkProbe

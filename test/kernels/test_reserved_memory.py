@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 import sglang_importance.attention.reserved_memory as reserved_memory
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums, LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.nodes.ages import AGE_BOUNDS, NOWHERE, Ages, in_words, sentence
-from sgl_importance.nodes.clock_times import MAX_TIMES, ClockTimes
-from sgl_importance.nodes.histogram import Histogram
+from sgl_importance.nodes.ages import (
+    AGE_BOUNDS,
+    MAX_TIMES,
+    NOWHERE,
+    Ages,
+    ClockTimes,
+    Histogram,
+    in_words,
+    sentence,
+)
 from sgl_importance.tiers import Tier
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
-from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
+from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 
@@ -96,19 +95,6 @@ def test_what_follows_a_prompt_is_generated_where_its_own_request_brought_it():
     told.tracker.ended(path, serial=7, prompt_tokens=PAGE + 3, is_finished=True)
     assert [node.block_type for node in path] == [BlockType.USER, BlockType.GENERATED, BlockType.GENERATED]
     assert [node.is_tip for node in path] == [False, False, True]
-
-
-@pytest.mark.parametrize("is_evidence", [True, False])
-def test_facts_that_are_told_replace_those_of_the_tree(is_evidence: bool):
-    told = Told()
-    facts = Facts(BlockType.PARTIAL, accesses=5, span=90, is_evidence=is_evidence)
-    node = told.created(facts=facts)
-    assert (node.block_type, node.accesses, node.span) == facts[:3]
-    told.reuse.tick()
-    told.tracker.accessed(node, Transition.BRANCH, facts._replace(accesses=9, span=900))
-    assert (node.block_type, node.accesses, node.span) == (BlockType.PARTIAL, 9, 900)
-    assert told.intervals() == (Counter({(2, node.reuse_class): 1}) if is_evidence else Counter())
-    assert told.reuse.counts()[0].sum() == is_evidence
 
 
 def test_an_evicted_node_that_is_asked_for_again_was_at_risk_all_the_time():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import AnswerMarkers
 from sglang_importance.placement.answer_ends import answer_markers
 
 DEEPSEEK_BEGIN, DEEPSEEK_END = (

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
 from sglang_importance.http.pins_route import MAX_TTL_SECONDS
-from sglang_importance.operations import questions
+from sglang_importance.operations import messages
 from sglang_importance.operations.messages import KvImportanceReqOutput
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -171,7 +171,7 @@ class AskedEngine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = asyncio.new_event_loop()
         self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=512))
-        monkeypatch.setattr(questions, "ask_schedulers", self._answers)
+        monkeypatch.setattr(messages, "ask_schedulers", self._answers)
 
     async def _answers(
         self, manager: object, operation: str, arguments: dict[str, Any]

@@ -14,8 +14,8 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sgl_importance.options.importance_options import CONFIG_FLAG, SETTINGS, ImportanceOptions
 from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance.options.placement_options import PinOptions
-from sgl_importance.options.signal_options import SignalOptions
 from sglang_importance.launch.flags import add_flags
 from sglang_importance.upstream.server_options import importance_options
 

@@ -13,14 +13,13 @@ from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.options.observation_options import TraceOptions
 from sgl_importance.options.placement_options import LedgerOptions
 from sgl_importance.options.tiered_options import TieredOptions
-from sgl_importance.options.trace_options import TraceOptions
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes.arguments import RULES, check_modes, refusals
-from sglang_importance.launch.modes.rule import Rule
+from sglang_importance.launch.modes.rule import FP8, PAIRED_KEYS, SPECULATION, Rule
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
-from sglang_importance.launch.modes.unscored import FP8, PAIRED_KEYS, SPECULATION
 from sglang_importance.upstream.refusal import LaunchRefused
 
 IMPORTANCE = ImportanceOptions(policy="importance")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sglang_importance.attention.score_sources import (
     HAS_RUN_ON,

@@ -11,7 +11,7 @@ from sglang.srt.arg_groups.mamba_hook import validate_mamba_no_buffer
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 
 from sglang_importance.attention.source import softmax_backend
-from sglang_importance.cpu.state_strategy import StatesWithoutBuffer
+from sglang_importance.cpu.defaults import StatesWithoutBuffer
 from sglang_importance.launch.state_pages import HOOKS
 from sglang_importance.tree.nominal_costs import attending_layers
 from sglang_importance.upstream.refusal import LaunchRefused

@@ -12,7 +12,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.trace_options import TraceOptions
+from sgl_importance.options.observation_options import TraceOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sglang_importance.cache.cache_factory import create_recorder

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import AnswerEnd, AnswerMarkers
 
 MARKER = 7
 EVERY_CALL = AnswerMarkers(frozenset({MARKER, 8}), mark_every_call=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
-from sglang_importance.operations import grammars
+from sglang_importance.scheduler import grammars
 
 
 class Grammar:

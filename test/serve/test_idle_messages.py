@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, Updat
 from sglang.utils import TypeBasedDispatcher
 
 from sgl_importance.embedded_model import checkpoint_path
-from sglang_importance.operations.idle_messages import NEEDING_IDLENESS, wait_for_idleness
+from sglang_importance.scheduler.idle_messages import NEEDING_IDLENESS, wait_for_idleness
 
 from support.served import script_server
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_importance.operations.impossible_tokens import allow_some_token
+from sglang_importance.scheduler.impossible_tokens import allow_some_token
 
 NOTHING = (float("-inf"), float("nan"), float("inf"))
 logits = st.lists(

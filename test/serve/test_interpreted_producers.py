@@ -13,7 +13,7 @@ import torch
 
 from sgl_importance.observe.trace.reader import open_trace
 from sgl_importance.observe.trace.records import Fold
-from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, pages_of
+from sgl_importance_lab.conformance.page_scores import PageScores, combine_layers, pages_of
 
 from support.config_file import config_flags
 from support.models import SMALL_LLAMA, write_random_llama

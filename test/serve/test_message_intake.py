@@ -18,7 +18,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_importance.operations.message_intake import ANSWERING_NO, BATCHES, guard_messages
+from sglang_importance.scheduler.message_intake import ANSWERING_NO, BATCHES, guard_messages
 
 
 class Scheduler(SimpleNamespace):

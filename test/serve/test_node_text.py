@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_importance.http import token_text
-from sglang_importance.http.token_text import text_of
+from sglang_importance.http import tree_route
+from sglang_importance.http.tree_route import text_of
 
 
 class ShortTokenizer:
@@ -31,5 +31,5 @@ class ShortTokenizer:
 def test_tokens_without_text_are_shown_as_numbers(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Any, ids: list[int], text: str
 ) -> None:
-    monkeypatch.setattr(token_text, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=tokenizer))
+    monkeypatch.setattr(tree_route, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=tokenizer))
     assert text_of(ids) == text

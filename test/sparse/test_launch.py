@@ -12,7 +12,7 @@ import torch
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.options.tiered_options import TieredOptions
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sgl_importance_kernels.sparse.open_pages import OpenPages
 from sgl_importance_kernels.sparse.page_slots import PageSlots
-from sgl_importance_kernels.sparse.selectors.all_keys import AllKeys
+from sgl_importance_kernels.sparse.selectors.registry import AllKeys
 
 PAGE, LAYERS, PAGES, FRAMES = 4, 2, 24, 3
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5

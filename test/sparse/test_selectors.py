@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.tiered_options import CONTROL_SELECTORS, SPARSE_SELECTORS
-from sgl_importance.sparse.kept_bytes import kept_bytes
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
+from sgl_importance_lab.kv_size.kept_bytes import kept_bytes
 from sgl_importance_lab.selectors.registry import ready_selector
 
 from support.page_estimates import GROUP, PAGES, SIZE, drawn, estimated, exact

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_kernels.sparse.selectors.all_keys import AllKeys
+from sgl_importance_kernels.sparse.selectors.registry import AllKeys
 from sgl_importance_kernels.sparse.streamed_attention import (
     PartialAttention,
     attend_causally,

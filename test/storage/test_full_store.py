@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from sgl_importance.storage import budget
 from sgl_importance.storage.budget import RETRY_SECONDS, Budget, StoredFile, scan
-from sgl_importance.storage.cli import app
 from sgl_importance.storage.inspect import collect, files_of
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.pages import write_reason
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.tier_chain.store_command import app
 
 PAGE_BYTES = 512
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.storage.checksum import checksum_problem, crc32c
-from sgl_importance.storage.identity import ModelIdentity
 from sgl_importance.storage.page_record import (
     HEADER_BYTES,
     MissReason,
+    ModelIdentity,
     PageDamaged,
     check_page,
     encode_header,

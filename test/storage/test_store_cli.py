@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.storage.cli import app
 from sgl_importance.storage.inspect import collect, files_of, verify
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.tier_chain.store_command import app
 
 PAGE_BYTES = 256
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from sgl_importance.storage.tier_chain.chain import TierChain
-from sgl_importance.storage.tier_chain.costs import FetchCost
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier
 from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName, record_bytes
+from sgl_importance.storage.tier_chain.measure import FetchCost
 from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.page_mover import Point
 from sgl_importance.storage.tier_chain.ranking import LruRanking

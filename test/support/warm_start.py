@@ -45,7 +45,7 @@ IMPORTED = [
     # Ours that numba has compiled, and with them numba: its registries take a second to fill.
     "sgl_importance.reuse.hazards",
     "sgl_importance_kernels.compiled",
-    "sgl_importance_kernels.sparse.page_scan",
+    "sgl_importance_kernels.sparse.layer_pages",
     # What our plugin imports in a server; nothing is hooked before sglang calls it.
     "sglang_importance.http.answer_reports",
     "sglang_importance.http.routes",

@@ -22,8 +22,7 @@ from sgl_importance.observe.trace.records import AnswerTold, RequestFinished
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.policy.cost_model import CostModel
-from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd, AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
 from sgl_importance_lab.replay.formats.detect import read_trace
 from sglang_importance.observe.recorder import Recorder

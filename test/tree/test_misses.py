@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.misses.reason import Cause, Fate, NeededBy, Reason, Room
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.miss_options import MissOptions
+from sgl_importance.options.observation_options import MissOptions
 from sglang_importance.upstream.request_record import record_of
 
 from support.doubles.plain_memory import Page, Path, PlainMemory

@@ -8,7 +8,7 @@ import numpy as np
 
 from sgl_importance.interface import Importance
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance_lab.conformance.cases import ConsumerCase, Observed, ServedQuery
 from sgl_importance_lab.conformance.check import check_accumulator
 from sglang_importance.attention.rows import Phase, RowScores

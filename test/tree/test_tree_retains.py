@@ -12,7 +12,7 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.placement.pins import pin_table
 from sgl_importance.placement.pins.pin import Pin, PinSource
-from sgl_importance.placement.pins.pin_budget import divide
+from sgl_importance.placement.pins.pin_room import divide
 from sgl_importance.tiers import Tier
 from sglang_importance.upstream.request_record import record_of
 

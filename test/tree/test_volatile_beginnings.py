@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
-from sglang_importance.http import token_text
-from sglang_importance.http.volatile_text import write_out_beginnings
+from sglang_importance.http import tree_route
+from sglang_importance.http.tree_route import write_out_beginnings
 from sglang_importance.launch.finding import Status
 from sglang_importance.launch.server_findings import server_findings
 from sglang_importance.operations.snapshot import describe_cache
@@ -49,7 +49,7 @@ def document(monkeypatch: pytest.MonkeyPatch) -> dict:
         def decode(self, ids: list[int], **_: object) -> str:
             return "".join(chr(each) for each in ids)
 
-    monkeypatch.setattr(token_text, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=Letters()))
+    monkeypatch.setattr(tree_route, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=Letters()))
     driver = driver_after([[65, 66, 48 + number, *STABLE] for number in range(8)])
     document = describe_cache(driver.cache, 0)
     write_out_beginnings(document)

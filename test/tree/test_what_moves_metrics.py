@@ -17,7 +17,7 @@ from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
-from sglang_importance.cache.gauges import gauge_values
+from sglang_importance.cache.cache_factory import gauge_values
 from sglang_importance.metrics.publisher import counter_values, histograms, label_values
 from sglang_importance.operations import handlers
 from sglang_importance.operations.runner import Desk

@@ -116,36 +116,6 @@ class MeanAndBits(Selector):
         deviations = (squares / count).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
         return (FACTORS_PER_DOUBLING * deviations.log2()).round_().clamp_(-LARGEST, LARGEST)
 
-    def reconstructed(self, layer: int, kept: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-        """The keys that estimates are made with: the definition, for tests.
-
-        Args:
-            layer: index among the pool's layers.
-            kept: int8 [pages, KV heads, bytes].
-            units: float32 [pages, KV heads].
-
-        Returns:
-            float32 [pages, page size, KV heads, head dimension].
-        """
-        tables = self.tables(layer)
-        heads, dim = tables.widths.shape
-        means, codes = kept[..., :dim] * units[..., None], kept[..., dim + 1 :].view(torch.uint8).int()
-        factors = (kept[..., dim] / FACTORS_PER_DOUBLING).exp2()
-        keys = means[:, None].repeat(1, self._page_size, 1, 1)
-        for head in range(heads):
-            for channel in range(dim):
-                width = int(tables.widths[head, channel])
-                for token in range(self._page_size if width else 0):
-                    byte, bit = divmod(int(tables.starts[head, channel]), 8)
-                    at = byte * self._page_size + token
-                    word = codes[:, head, at]
-                    if bit + width > 8:
-                        word = word | codes[:, head, at + self._page_size] << 8
-                    code = word >> bit & (1 << width) - 1
-                    steps = tables.steps[head, channel] * factors[:, head]
-                    keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * steps
-        return keys
-
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
         return pages.largest_of_codes(queries, self.tables(pages.layer))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
@@ -20,10 +21,6 @@ from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.placement.session_follower import SessionFollower
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.request_record import record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 class Admissions:

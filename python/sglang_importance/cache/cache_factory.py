@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.laboratory import load_control
@@ -27,8 +29,7 @@ from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.source import softmax_backend
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.dense_prefix import DensePrefix
-from sglang_importance.cache.gauges import gauge_values
-from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.importance_cache import ImportanceRadixCache, tiered_pool
 from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.state_component import StateComponent
 from sglang_importance.metrics.publisher import MetricsPublisher
@@ -38,17 +39,11 @@ from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
-from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
+from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator, occupancy
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.replicas import data_parallel_rank
-from sglang_importance.upstream.server_options import importance_options
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang_importance.upstream.server_options import data_parallel_rank, importance_options
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +83,12 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
 
     shadowing = None
     if options.policy == "observe" and ranks.leads:
-        chunk = getattr(ctx.server_args, "chunked_prefill_size", None) or -1
+        flags = shadowed_flags(ctx.server_args)
+        chunk = flags["chunked_prefill_size"]
         pair = ShadowPair(
             device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
         )
-        writes = HostWrites.of(getattr(ctx.server_args, "hicache_write_policy", None))
+        writes = HostWrites.of(flags["hicache_write_policy"])
         shadowing = Shadowing(pair, lambda: host_tokens() // page_size, writes)
     if recorder is not None:
         recorder.host_tokens = host_tokens
@@ -164,6 +160,14 @@ def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePoli
     return ImportancePolicy(cost, use_importance=options.use_importance)
 
 
+def shadowed_flags(server_args: Any) -> dict[str, Any]:
+    """Flags of sglang's that a shadow cache goes by, by name: of a server's own, or behind its recording."""
+    return {
+        "chunked_prefill_size": getattr(server_args, "chunked_prefill_size", None) or -1,
+        "hicache_write_policy": getattr(server_args, "hicache_write_policy", None),
+    }
+
+
 def create_recorder(
     ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy, rows: ScoreRows | None
 ) -> Recorder:
@@ -185,10 +189,7 @@ def create_recorder(
             layers=rows.layers if rows else (),
             device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
             cost=policy.cost,
-            flags={
-                "chunked_prefill_size": arguments.chunked_prefill_size or -1,
-                "hicache_write_policy": arguments.hicache_write_policy,
-            },
+            flags=shadowed_flags(arguments),
         )
     except TraceError as error:
         raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error
@@ -199,3 +200,22 @@ def create_recorder(
                 f"give {name_of('trace.directory')} a writable directory"
             ]
         ) from error
+
+
+def gauge_values(cache: ImportanceRadixCache) -> dict[str, dict[Any, float]]:
+    """The value of every gauge of the scheduler: by name, then by label value."""
+    component = cache.importance
+    tiers, budgets = occupancy(cache), component.pins.budgets()
+    pool = tiered_pool(cache)
+    return {
+        "size_tokens": {tier: each.total for tier, each in tiers.items()},
+        "used_tokens": {tier: each.used for tier, each in tiers.items()},
+        "pages_resident": {(): 0.0 if pool is None else float(pool.slots.resident_pages().sum())},
+        "resident_tokens_by_idle_seconds": {**component.state.counters.ages.resident_tokens},
+        "nodes": {(): len(component.body_mass)},
+        "body_mass": {(): component.body_mass.total},
+        "pins": {(): len(component.pins.table)},
+        "pinned_tokens": {tier: granted for tier, (granted, _) in budgets.items()},
+        "pin_budget_tokens": {tier: budget for tier, (_, budget) in budgets.items()},
+        "fallback": {(): float(not component.state.faults.is_learning)},
+    }

@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.misses.reason import Cause
@@ -38,15 +43,10 @@ from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.recency_order import RecencyOrder
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.differences import is_chunk
+from sglang_importance.upstream.nodes import NodeId
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.hicache_storage import PoolTransfer
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
-
 
 INSERTION_ATTRIBUTE = "importance_insertion"
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import SelectionRule
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+from sgl_importance.sparse.selection_rule import Selection, SelectionRule
 from sglang_importance.placement.hint_follower import hints_of
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.sparse.selections import Selections
 from sglang_importance.upstream.request_record import record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
 
 class DensePrefix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         MatchResult,
     )
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
+
+    # It brings numba, which the HTTP process would load for nothing.
+    from sglang_importance.sparse.pool import TieredKVPool
 
 
 class ImportanceRadixCache(UnifiedRadixCache):
@@ -131,3 +134,11 @@ class ImportanceRadixCache(UnifiedRadixCache):
     def sanity_check(self) -> None:
         super().sanity_check()  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.importance.check_integrity()
+
+
+def tiered_pool(cache: ImportanceRadixCache) -> TieredKVPool | None:
+    """The pool; None where it is another."""
+    if not cache.importance.state.options.is_tiered:
+        return None
+    pool = cache.token_to_kv_pool_allocator.get_kvcache()
+    return cast("TieredKVPool", pool)

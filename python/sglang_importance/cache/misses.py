@@ -7,7 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.metrics_table import FaultPlace
@@ -21,11 +25,6 @@ from sglang_importance.cache.room import RoomNeed
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.nodes import key_of
 from sglang_importance.upstream.request_record import RequestRecord, namespace_of, record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 RECENT_REQUESTS = 200
 MAX_PAGES = 2**18

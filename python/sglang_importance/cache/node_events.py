@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ghosts import Eviction, EvictionReason
@@ -22,9 +23,6 @@ from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_be
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.nodes import key_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 class NodeEvents:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ages import NOWHERE
@@ -36,12 +38,8 @@ from sglang_importance.tree.eviction import RankedLeaves
 from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import NodeId
 from sglang_importance.upstream.request_record import namespace_of, record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 
 class RequestFlow:

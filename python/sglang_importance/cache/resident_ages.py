@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from sgl_importance.nodes.ages import AGE_BOUNDS
-from sgl_importance.nodes.histogram import Histogram
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+from sgl_importance.nodes.ages import AGE_BOUNDS, Histogram
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 NODES_AT_A_TIME = 16
 

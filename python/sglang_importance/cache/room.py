@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sgl_importance.misses.reason import Cause, NeededBy, Room
 from sglang_importance.upstream.hooks import Hook, HookType
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 UNKNOWN = Room(NeededBy.UNKNOWN)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType, MambaComponent
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.tree.state import TreeState
 from sglang_importance.tree.state_order import StateOrder
+from sglang_importance.upstream.nodes import NodeId
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import InternalStateBackup
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
 
 
 class StateComponent(MambaComponent):

@@ -70,21 +70,22 @@ def install() -> None:
         ExtendComputesCachedRows,
         keeps_upstream,
     )
-    from sglang_importance.cpu.compiled_samplers import CompiledSamplers
-    from sglang_importance.cpu.defaults import PoolTakesAllMemory
-    from sglang_importance.cpu.experts import ExpertsOfOtherRanks
-    from sglang_importance.cpu.gated_norm import GatedNorm
+    from sglang_importance.cpu.defaults import (
+        AbsorbedLatentAttention,
+        CompiledSamplers,
+        PaddedBatches,
+        PoolTakesAllMemory,
+        StatesWithoutBuffer,
+    )
+    from sglang_importance.cpu.experts import ExpertsOfOtherRanks, SharedExpertGate
+    from sglang_importance.cpu.gated_delta import GatedNorm
     from sglang_importance.cpu.host_pool import (
         DirectTransfers,
         SmallerReserve,
         TransferKernels,
         UnpinnedHostMemory,
     )
-    from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
-    from sglang_importance.cpu.padded_batches import PaddedBatches
-    from sglang_importance.cpu.shared_expert import SharedExpertGate
     from sglang_importance.cpu.shim import apply_needed
-    from sglang_importance.cpu.state_strategy import StatesWithoutBuffer
     from sglang_importance.cpu.unpinned_adapters import UnpinnedAdapters
     from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks

@@ -19,8 +19,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCo
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import AnswerEnd, AnswerMarkers
 from sglang_importance.http.scheduler_client import ask
 from sglang_importance.http.server_state import server_arguments, tokenizer_manager
 from sglang_importance.placement.answer_ends import answer_markers

@@ -6,26 +6,30 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sglang_importance.http.importance_route import ImportanceBody, post_importance
 from sglang_importance.http.openapi import REFUSALS, json_body, parameters
 from sglang_importance.http.pins_route import PinBody, UnpinBody, get_pins, post_pin, post_unpin
 from sglang_importance.http.prewarm_route import add_prewarm_routes, install_prewarm
 from sglang_importance.http.prompt_tokens import Prompt
 from sglang_importance.http.same_origin import refuse_other_sites
 from sglang_importance.http.scheduler_client import OfRank
-from sglang_importance.http.snapshot_route import SnapshotQuery, get_kv_importance
 from sglang_importance.http.tree_route import (
     EventsQuery,
+    ImportanceBody,
     NodePath,
+    SnapshotQuery,
     TreeQuery,
+    WhyQuery,
     get_events,
+    get_kv_importance,
     get_node,
     get_node_prompt,
     get_tree,
+    get_why,
     post_find,
+    post_importance,
+    post_why,
 )
 from sglang_importance.http.ui import install_ui
-from sglang_importance.http.why_route import WhyQuery, get_why, post_why
 
 PREFIX = "/kv_importance"
 TAG = "importance"

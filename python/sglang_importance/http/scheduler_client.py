@@ -11,8 +11,7 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_importance.http.server_state import tokenizer_manager
-from sglang_importance.operations.messages import KvImportanceReqOutput
-from sglang_importance.operations.questions import ask_schedulers
+from sglang_importance.operations.messages import KvImportanceReqOutput, ask_schedulers
 from sglang_importance.operations.runner import MAX_JOBS
 
 M = TypeVar("M", bound=BaseModel)

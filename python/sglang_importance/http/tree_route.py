@@ -1,32 +1,67 @@
-"""``/kv_importance/tree``, ``node``, ``find`` and ``events``: what the live page shows."""
+"""Routes that read the tree and what it remembers: for the live page, the operator and other caches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from sgl_importance.nodes.digests import DIGEST_BYTES
+from sgl_importance.observe.volatile.volatile_place import CURE, sentence
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import OfRank, answers_in, ask, json_body, validated
-from sglang_importance.http.server_state import wants_key
-from sglang_importance.http.token_text import text_of
-from sglang_importance.http.volatile_text import write_out_beginnings
-from sglang_importance.operations.tree_view import DEFAULT_DEPTH, DEFAULT_LIMIT, MAX_LIMIT
+from sglang_importance.http.server_state import tokenizer_manager, wants_key
+from sglang_importance.operations import snapshot, tree_view
+from sglang_importance.operations.page_importance import MAX_KEYS
 from sglang_importance.tree.event_log import CAPACITY
+
+
+class SnapshotQuery(OfRank):
+    """Query parameters of ``GET /kv_importance``."""
+
+    limit: int = Field(snapshot.DEFAULT_LIMIT, ge=1, le=snapshot.MAX_LIMIT, description="Nodes in this page.")
+    cursor: str | None = Field(None, description="``next_cursor`` of the page before.")
+    min_tokens: int = Field(0, ge=0, description="Leaves out nodes with fewer tokens.")
+
+
+@wants_key
+async def get_kv_importance(request: Request) -> dict[str, Any]:
+    """The radix tree with its importance: nodes by loss, largest first.
+
+    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``hits`` (tokens by tier
+    since the start), ``faults`` (``counts`` by place, and the ``fallback`` to LRU or null), ``ages`` (of
+    what is asked for again, evicted and held, in seconds, and a ``sentence``), ``volatile`` (places where the
+    text of prompts changes with each request, and what that costs), ``nodes`` and ``next_cursor``, null on
+    the last page; under ``observe`` also ``observe``, with a ledger ``ledger``
+    (``place``, ``is_written``, ``lost_visits``), with a store ``store``, with tiered pages ``pages`` (what
+    the device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
+    ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
+    ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``answer_end``,
+    ``age``, ``p_reuse``, ``loss``, ``pinned``). ``answer_end`` says how the answer of the last request on
+    its path ended: ``tool_call``, ``end_of_turn``, ``length``, ``abort`` or ``unknown``.
+    """
+    document = await _ask_by_query("snapshot", SnapshotQuery, request)
+    for each in answers_in(document):
+        write_out_beginnings(each)
+    return document
 
 
 class TreeQuery(OfRank):
     """Query parameters of ``GET /kv_importance/tree``."""
 
     root: int | None = Field(None, ge=0, description="Node to begin with; without it, the root.")
-    depth: int = Field(DEFAULT_DEPTH, ge=1, description="Levels of nodes.")
+    depth: int = Field(tree_view.DEFAULT_DEPTH, ge=1, description="Levels of nodes.")
     min_tokens: int = Field(
         0, ge=0, description="Nodes that hold fewer, themselves and below, are only counted."
     )
     limit: int = Field(
-        DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Nodes to list; the others are only counted."
+        tree_view.DEFAULT_LIMIT,
+        ge=1,
+        le=tree_view.MAX_LIMIT,
+        description="Nodes to list; the others are only counted.",
     )
 
 
@@ -56,8 +91,7 @@ async def get_tree(request: Request) -> dict[str, Any]:
     ``ages``, ``volatile``, and ``store_tiers`` where a chain of storage tiers is used, are those of ``GET
     /kv_importance``.
     """
-    query = validated(TreeQuery, dict(request.query_params))
-    document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+    document = await _ask_by_query("tree", TreeQuery, request)
     for each in answers_in(document):
         write_out_beginnings(each)
         for row in each["nodes"]:
@@ -110,12 +144,7 @@ async def post_find(request: Request) -> dict[str, Any]:
     Answers ``tokens``, ``matched_tokens`` and the ``path`` of nodes that holds most of it, in any
     namespace unless ``cache_salt`` or ``extra_key`` is given.
     """
-    body = validated(Prompt, await json_body(request))
-    extra_key, cache_salt = body.namespace
-    tokens = await prompt_tokens(body, request)
-    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
-    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
-    return await ask("find", prompt, dp_rank, request=request)
+    return await _ask_of_prompt("find", request)
 
 
 @wants_key
@@ -126,10 +155,116 @@ async def get_events(request: Request) -> dict[str, Any]:
     ``clock`` and ``now``. An event has a ``kind``, a ``node`` or a ``pin_id``, its ``tier`` and the
     ``reason``.
     """
-    query = validated(EventsQuery, dict(request.query_params))
-    return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+    return await _ask_by_query("events", EventsQuery, request)
 
 
 @lru_cache(maxsize=4096)
 def _label(ids: tuple[int, ...]) -> str:
     return text_of(list(ids))
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """The text; the numbers themselves where there is no tokenizer, or none for these."""
+    tokenizer = tokenizer_manager().tokenizer
+    if tokenizer is None:  # --skip-tokenizer-init
+        return _numbers(ids)
+    try:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    except Exception:  # a model may have more ids than its tokenizer; some raise at those
+        return _numbers(ids)
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def write_out_beginnings(document: dict[str, Any]) -> None:
+    """
+    Args:
+        document: of one rank; each of its ``volatile`` gets ``before``, ``variants`` and ``after`` as texts,
+            a ``sentence`` that says what happens, and a ``cure``.
+    """
+    for place in document["volatile"]:
+        place["before"], place["after"] = text_of(place.pop("before_ids")), text_of(place.pop("after_ids"))
+        place["variants"] = [text_of(ids) for ids in place.pop("variants_ids")]
+        place |= {"sentence": sentence(place), "cure": CURE}
+
+
+MAX_REQUESTS = 200
+
+
+class WhyQuery(OfRank):
+    """Query parameters of ``GET /kv_importance/why``."""
+
+    rid: str | None = Field(None, min_length=1, description="Id of one of the last requests.")
+    limit: int = Field(20, ge=1, le=MAX_REQUESTS, description="Requests at most, the newest.")
+
+
+@wants_key
+async def get_why(request: Request) -> dict[str, Any]:
+    """Why tokens of the last requests were computed and not found, the newest request first.
+
+    Answers ``requests``, each with its ``prompt_tokens``, ``found_tokens`` by tier, ``missed_tokens`` by
+    reason, which add up, ``parts`` in order, and where it ``parted`` from the nearest path of its namespace:
+    the ``token``, the request that had asked for that path, and the text in front of the place
+    (``before``) and behind it (``asked``, ``known``). ``forgot_at``: when the server forgot something last.
+    """
+    return _written_out(await _ask_by_query("why", WhyQuery, request))
+
+
+@wants_key
+async def post_why(request: Request) -> dict[str, Any]:
+    """What a request with this prompt would not find now, and why; nothing is computed or changed.
+
+    Answers as ``GET``, with one request. Storage is not asked.
+    """
+    return _written_out(await _ask_of_prompt("why_prompt", request))
+
+
+def _written_out(document: dict[str, Any]) -> dict[str, Any]:
+    """With text in the place of token ids."""
+    for each in answers_in(document):
+        for row in each["requests"]:
+            if (parted := row["parted"]) is not None:
+                for side in ("before", "asked", "known"):
+                    parted[side] = text_of(parted.pop(f"{side}_ids"))
+    return document
+
+
+Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}$")]
+
+
+class ImportanceBody(BaseModel):
+    """Body of ``POST /kv_importance/importance``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keys: list[Digest] = Field(max_length=MAX_KEYS, description="Chained digests of pages, hexadecimal.")
+
+
+@wants_key
+async def post_importance(request: Request) -> dict[str, Any]:
+    """What is known of each page.
+
+    Answers ``version``, ``page_size`` and ``importance`` in the order of the keys: an object of the
+    specification, or null where the page is unknown.
+    """
+    body = validated(ImportanceBody, await json_body(request))
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask("importance", body.model_dump(), dp_rank, request=request)
+
+
+async def _ask_by_query(operation: str, model: type[OfRank], request: Request) -> dict[str, Any]:
+    """An operation whose arguments are the query of its route."""
+    query = validated(model, dict(request.query_params))
+    return await ask(operation, query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
+
+
+async def _ask_of_prompt(operation: str, request: Request) -> dict[str, Any]:
+    """An operation on the prompt in the body of its route."""
+    body = validated(Prompt, await json_body(request))
+    extra_key, cache_salt = body.namespace
+    tokens = await prompt_tokens(body, request)
+    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask(operation, prompt, dp_rank, request=request)

@@ -63,16 +63,10 @@ def _reports(_: object) -> None:
     install_hooks(HOOKS)
 
 
-def _sampling(_: object) -> None:
-    from sglang_importance.operations import grammars, impossible_tokens
+def _scheduler_guards(_: object) -> None:
+    from sglang_importance.scheduler import chunk_room, grammars, impossible_tokens, preempted
 
-    install_hooks({**impossible_tokens.HOOKS, **grammars.HOOKS})
-
-
-def _chunks(_: object) -> None:
-    from sglang_importance.cache import chunk_room, preempted
-
-    install_hooks({**chunk_room.HOOKS, **preempted.HOOKS})
+    install_hooks(chunk_room.HOOKS | grammars.HOOKS | impossible_tokens.HOOKS | preempted.HOOKS)
 
 
 def _misses(options: ImportanceOptions) -> None:
@@ -156,8 +150,8 @@ def _answer_ends(scheduler: Scheduler) -> None:
 
 def _message_handlers(scheduler: Scheduler) -> None:
     from sglang_importance.operations.handlers import handle_messages
-    from sglang_importance.operations.idle_messages import wait_for_idleness
-    from sglang_importance.operations.message_intake import guard_messages
+    from sglang_importance.scheduler.idle_messages import wait_for_idleness
+    from sglang_importance.scheduler.message_intake import guard_messages
 
     guard_messages(scheduler)
     wait_for_idleness(scheduler)
@@ -207,8 +201,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "radix cache": _radix_cache,
     "attention": _attention,
     "reports": _reports,
-    "sampling": _sampling,
-    "chunks": _chunks,
+    "scheduler guards": _scheduler_guards,
     "misses": _misses,
     "weight watch": _weight_watch,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
-from sglang_importance.launch.modes.unscored import unscored_modes
+from sglang_importance.launch.modes.rule import unscored_modes
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends
 

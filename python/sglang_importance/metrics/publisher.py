@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sgl_importance.metrics_table import Kind, Process, of_process
-from sgl_importance.nodes.histogram import Histogram
+from sgl_importance.nodes.ages import Histogram
 from sgl_importance.reuse.calibration import BUCKETS
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.metrics_table import HINT_OUTCOMES, OPERATIONS, SHADOWS, FaultPlace
 from sgl_importance.misses.reason import Reason
@@ -16,9 +17,6 @@ from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
 from sgl_importance_kernels.sparse.traffic import PageTraffic
 from sglang_importance.metrics.emission_time import EmissionTime
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 
 def _zero_by_tier() -> dict[Tier, int]:

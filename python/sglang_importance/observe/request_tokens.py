@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.observe.trace.token_sequence import TokenSequence
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 
 def prompt_of(req: Req) -> TokenSequence:

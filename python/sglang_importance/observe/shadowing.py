@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.nodes.named_sessions import SessionName
@@ -16,9 +18,6 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 from sglang_importance.upstream.request_record import session_name_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256

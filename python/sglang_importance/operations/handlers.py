@@ -25,7 +25,7 @@ from sglang_importance.operations import (
 from sglang_importance.operations.job import Operation
 from sglang_importance.operations.messages import KvImportanceReq, KvImportanceReqOutput
 from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
-from sglang_importance.upstream.replicas import data_parallel_rank
+from sglang_importance.upstream.server_options import data_parallel_rank
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.signal.node_importance import FloatArray, NodeImportance, Origin
 from sglang_importance.cache.component import ImportanceComponent
@@ -16,9 +17,6 @@ from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.operations.tiered_pages_view import NodePages, node_pages
 from sglang_importance.operations.tree_view import find_node
 from sglang_importance.upstream.nodes import key_of, tokens_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 MAX_CELLS = 512
 """Cells of a page strip: with more pages than that, several share a cell."""

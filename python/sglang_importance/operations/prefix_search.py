@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.upstream.nodes import key_of, tokens_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 def find(cache: ImportanceRadixCache, arguments: Document) -> Job:

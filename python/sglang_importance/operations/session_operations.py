@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.named_sessions import SessionName
@@ -14,9 +14,6 @@ from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 from sglang_importance.tree.faults import upstream
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 def close_session(cache: ImportanceRadixCache, arguments: Document) -> Document:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.component import ImportanceComponent
-from sglang_importance.cache.importance_cache import ImportanceRadixCache
-from sglang_importance.cache.tiered_pool import tiered_pool
+from sglang_importance.cache.importance_cache import ImportanceRadixCache, tiered_pool
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages_view import describe_pages
@@ -19,9 +20,6 @@ from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.tree.occupancy import Occupancy, occupancy
 from sglang_importance.upstream.nodes import key_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 SCHEMA_VERSION = 1
 DEFAULT_LIMIT = 100

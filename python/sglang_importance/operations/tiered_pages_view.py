@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.signal.node_importance import FloatArray
-from sglang_importance.cache.tiered_pool import tiered_pool
+from sglang_importance.cache.importance_cache import tiered_pool
 
 if TYPE_CHECKING:  # the pool brings numba, which the HTTP process would load for nothing
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode

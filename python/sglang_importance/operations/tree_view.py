@@ -5,16 +5,15 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, NotFound, Slices
 from sglang_importance.operations.snapshot import describe_cache, describe_chain, describe_node
 from sglang_importance.upstream.nodes import tokens_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 SCHEMA_VERSION = 1
 DEFAULT_LIMIT = 200

@@ -7,16 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
-from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd, AnswerMarkers
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.upstream.nodes import NodeId
 
 if TYPE_CHECKING:
     from sglang.srt.function_call.base_format_detector import BaseFormatDetector
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 logger = logging.getLogger(__name__)
 

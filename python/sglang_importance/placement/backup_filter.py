@@ -15,14 +15,13 @@ what the host has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+from sglang_importance.upstream.nodes import NodeId
 
 
 class BackupFilter:

@@ -6,7 +6,11 @@ import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.managers.kv_hints import KvHintsEnvelope
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.digests import chain_digests, root_digest
@@ -26,11 +30,6 @@ from sglang_importance.tree.faults import Faults
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.request_record import RequestRecord, record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.kv_hints import KvHintsEnvelope
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 logger = logging.getLogger(__name__)
 

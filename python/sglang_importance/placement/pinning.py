@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.named_sessions import Session
@@ -18,10 +20,6 @@ from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 _PINNED_BY = {
     PinSource.REQUESTED: "asked_for",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.nodes.named_sessions import Session, SessionName, SessionTable, owner
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.request_record import record_of, session_name_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 class SessionFollower:

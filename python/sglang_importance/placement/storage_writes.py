@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_importance.tree.ranks import Ranks
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
+from sglang_importance.upstream.nodes import NodeId
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
+
+from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import SelectionRule, read_all, selection_rule
+from sgl_importance.sparse.selection_rule import Selection, SelectionRule, read_all, selection_rule
 from sglang_importance.upstream.request_record import record_of
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
 
 
 class Selections:

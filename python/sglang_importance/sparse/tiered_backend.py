@@ -11,8 +11,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from sgl_importance.sparse.selection import Selection
-from sgl_importance.sparse.selection_rule import read_all
+from sgl_importance.sparse.selection_rule import Selection, read_all
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.step_attention import attend_step, can_attend_in_place
@@ -22,9 +21,8 @@ from sgl_importance_kernels.sparse.streamed_attention import (
     stream_attention,
 )
 from sglang_importance.attention.source import request_table
-from sglang_importance.sparse.decode_step import DecodeStep, parts
+from sglang_importance.sparse.decode_step import Choice, DecodeStep, Span, parts
 from sglang_importance.sparse.pool import TieredKVPool
-from sglang_importance.sparse.span import Choice, Span
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

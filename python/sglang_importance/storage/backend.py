@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
 
-from sgl_importance.storage.identity import ModelIdentity
-from sgl_importance.storage.page_record import MissReason
+from sgl_importance.storage.page_record import MissReason, ModelIdentity
 from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import Page, StoredPages
 from sgl_importance.storage.presence import Presence
@@ -31,7 +30,7 @@ from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.replicas import data_parallel_rank
+from sglang_importance.upstream.server_options import data_parallel_rank
 
 logger = logging.getLogger(__name__)
 

@@ -8,19 +8,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.json_text import BadJson
+import msgspec.toml
+import msgspec.yaml
+
+from sgl_importance.json_text import BadJson, decode_json
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
 from sgl_importance.storage.tier_chain.open_chain import chain_problems
 from sgl_importance.storage.tier_chain.tier_file import TierFileError, read_tier_file
-from sglang_importance.storage.extra_config import read_extra_config
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 from sglang_importance.upstream.hooks import install_hooks, is_applied
 from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
+
 
 BACKEND_MODULE = "sglang_importance.storage.backend"
 BACKEND_CLASS = "VerifiedStorage"
@@ -189,3 +192,35 @@ def live_store(scheduler: Scheduler) -> dict[str, bool]:
         "weights of the store": WATCH.current is not None,
         "guards of the storage threads": all(map(is_applied, HOOKS)),
     }
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    ".json": json.loads,
+    ".toml": msgspec.toml.decode,
+    ".yaml": msgspec.yaml.decode,
+    ".yml": msgspec.yaml.decode,
+}
+
+
+def read_extra_config(text: str | None) -> dict[str, Any]:
+    """The settings in JSON, or in a JSON, TOML or YAML file whose path follows ``@``; dates become text.
+
+    The forms are those of ``HybridCacheController.parse_storage_backend_extra_config`` in sglang 0.5.21.
+
+    Raises:
+        BadJson: it cannot be read as what it is, or is no object.
+        OSError: the file cannot be read.
+    """
+    if not text:
+        return {}
+    if not text.startswith("@"):
+        config = decode_json(json.loads, text)
+    else:
+        path = Path(text[1:])
+        decode = _DECODERS.get(path.suffix.lower())
+        if decode is None:
+            raise BadJson(f"{path} ends in none of {', '.join(_DECODERS)}")
+        config = msgspec.to_builtins(decode_json(decode, path.read_bytes()), str_keys=True)
+    if not isinstance(config, dict):
+        raise BadJson(f"it is of type {type(config).__name__}")
+    return config

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
@@ -20,12 +22,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
-from sglang_importance.upstream.nodes import key_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+from sglang_importance.upstream.nodes import NodeId, key_of
 
 METADATA_ATTRIBUTE = "importance_metadata"
 

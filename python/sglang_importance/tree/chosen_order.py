@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.eviction import MarginalLossOrder, RankedLeaves
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+from sglang_importance.upstream.nodes import NodeId
 
 
 class ChosenOrder(MarginalLossOrder):

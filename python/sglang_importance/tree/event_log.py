@@ -7,15 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.placement.pins.pin import Pin, PinEnd
 from sgl_importance.tiers import Tier
 from sglang_importance.upstream.nodes import key_of
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 CAPACITY = 4096
 """Events that are remembered, in about 1 MB."""

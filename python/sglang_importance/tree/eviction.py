@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ghosts import EvictionReason
@@ -19,10 +20,7 @@ from sglang_importance.tree.leaf_sets import LeafEvent, WatchedLeaves
 from sglang_importance.tree.model_states import lacks_state
 from sglang_importance.tree.recency_order import RecencyOrder
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+from sglang_importance.upstream.nodes import NodeId
 
 
 class RankedLeaves:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.signal.fold import Observation, QueryFolds, fold
 from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.tree.state import TreeState
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 @dataclass(frozen=True)

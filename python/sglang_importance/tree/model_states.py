@@ -5,15 +5,11 @@ A request goes on from the deepest state of the prefix that it shares. KV behind
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.reuse.reuse_class import BlockType
 from sglang_importance.tree.annotated_tree import AnnotatedTree
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 def on_device(node: UnifiedTreeNode) -> bool:

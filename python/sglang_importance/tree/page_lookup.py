@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.interface import Importance
 from sgl_importance.nodes.ghosts import GhostTable
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.page_index import PageIndex
-
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 SLICE_PAGES = 512  # digests that take about half a millisecond
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 _COMPACT_SLACK = 64
 

@@ -6,13 +6,14 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.model_states import has_copy, is_passed
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList, UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList
 
 STATES_PER_WALK = 64
 

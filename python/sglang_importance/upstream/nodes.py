@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+NodeId = int
+"""By which sglang's tree knows a node."""
+
 
 def key_of(node: UnifiedTreeNode) -> RadixKey:
     """The token ids of a node, with their namespace; of no tokens for the root."""

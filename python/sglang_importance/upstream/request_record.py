@@ -11,7 +11,7 @@ from sgl_importance.nodes.named_sessions import Session, SessionName
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds
-from sgl_importance.sparse.selection import Selection
+from sgl_importance.sparse.selection_rule import Selection
 from sgl_importance.tiers import Tier
 
 if TYPE_CHECKING:

@@ -33,3 +33,13 @@ def attention_backends(args: Any) -> set[str]:
     phases = ("prefill_attention_backend", "decode_attention_backend")
     chosen = (getattr(args, phase, None) or base for phase in phases)
     return {backend for backend in chosen if backend is not None}
+
+
+def data_parallel_rank() -> int:
+    """Of the replica that this scheduler belongs to."""
+    from sglang.srt.runtime_context import get_parallel  # there once a server starts
+
+    parallel = get_parallel()
+    if parallel.enable_dp_attention:
+        return int(parallel.attn_dp_rank)
+    return int(parallel.dp_rank or 0)

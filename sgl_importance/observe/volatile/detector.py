@@ -5,14 +5,90 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any
 
-from sgl_importance.observe.volatile.parting import MIN_RUN, parting
-from sgl_importance.observe.volatile.prompt_kind import PromptKind
-from sgl_importance.observe.volatile.sketch import sketch
-from sgl_importance.observe.volatile.token_ids import Ids, token_ids
-from sgl_importance.observe.volatile.volatile_place import VolatilePlace
+import numpy as np
+
+from sgl_importance.observe.volatile.parting import MIN_RUN, Ids, Parting, parting, token_ids
+from sgl_importance.observe.volatile.volatile_place import MIN_PARTINGS, VolatilePlace
+
+MAX_PLACES = 4
+
+
+@dataclass(slots=True)
+class PromptKind:
+    """Attributes:
+    last: the last prompt of the kind.
+    anchors: by which it is found.
+    places: where its prompts have parted, the last one last.
+    partings: of its prompts, at whatever place, by whether the field was wide.
+    """
+
+    last: Ids
+    anchors: list[tuple[Hashable, int]]
+    places: list[VolatilePlace] = field(default_factory=list)
+    partings: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+
+    def parted(self, ids: Ids, there: Parting, now: float, prompt_tokens: int) -> int:
+        """A prompt has parted from the last one.
+
+        Args:
+            now: in seconds, of any clock that does not go back.
+            prompt_tokens: of all prompts of the server before.
+
+        Returns:
+            Tokens found to be lost behind a volatile beginning, that this prompt adds to those known before.
+        """
+        place = next((each for each in self.places if each.takes(there)), None)
+        if place is None:
+            place = VolatilePlace(there.start, there.start, there.end, there.start, now, prompt_tokens)
+            self.places = [*self.places[1 - MAX_PLACES :], place]
+        before = place.lost_tokens if place.is_known else 0
+        if not place.parted(ids, self.last, there, now):
+            return 0
+        self.partings[place.is_wide] += 1
+        place.is_known = place.is_known or self._is_volatile(place)
+        return place.lost_tokens - before if place.is_known else 0
+
+    def _is_volatile(self, place: VolatilePlace) -> bool:
+        """Prompts that part at random places part at each of them a few times, too."""
+        return place.partings >= MIN_PARTINGS and 4 * place.partings >= 3 * self.partings[place.is_wide]
+
+
+HEAD = 512
+"""Tokens whose runs are hashed."""
+GRAM = 16
+HASHES = 8
+
+_BASE = 0x9E3779B97F4A7C15  # odd, without a pattern in its bits
+_MASK = (1 << 64) - 1
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+def sketch(ids: Ids) -> list[int]:
+    """At most HASHES distinct hashes that prompts with mostly the same beginning share, wherever they part.
+
+    The smallest of the runs of GRAM tokens in the head of a prompt: two prompts share each of them with the
+    probability that one of their runs is in both (Broder, On the resemblance and containment of documents,
+    1997). A prefix would not do, since text that changes may stand in front of everything. None of fewer than
+    GRAM tokens.
+    """
+    hashes = ids[:HEAD].astype(np.uint64) + np.uint64(1)
+    width, factor = 1, _BASE
+    while width < GRAM:  # runs of twice the width are made of two neighbours
+        hashes = hashes[:-width] * np.uint64(factor) + hashes[width:]
+        width, factor = 2 * width, factor * factor & _MASK
+    if not len(hashes):
+        return []
+    hashes ^= hashes >> np.uint64(31)
+    hashes *= _MIX
+    hashes ^= hashes >> np.uint64(29)
+    few = min(2 * HASHES, len(hashes))  # some may be the same
+    smallest: set[int] = set(np.partition(hashes, few - 1)[:few].tolist())
+    return sorted(smallest)[:HASHES]
+
 
 MAX_KINDS = 256
 MAX_KEPT_TOKENS = 1 << 21

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sgl_importance.observe.volatile.parting import Parting
-from sgl_importance.observe.volatile.token_ids import Ids
+from sgl_importance.observe.volatile.parting import Ids, Parting
 
 MIN_PARTINGS = 5
 """Prompts with a text of their own there, beside the first, before a place is one."""
@@ -153,3 +153,20 @@ class VolatilePlace:
             "variants_ids": list(self.example.variants),
             "after_ids": self.example.after,
         }
+
+
+CURE = "move it behind the text that stays the same, or strip it in the client"
+
+
+def sentence(place: Mapping[str, Any]) -> str:
+    """One place in one line.
+
+    Args:
+        place: of ``VolatileBeginnings.places``, with ``variants`` as texts.
+    """
+    one, other = (" ".join(text.split()) for text in place["variants"])
+    return (
+        f"prompts part at token {place['start_token']:,} ({one!r}, then {other!r}) and go on alike: "
+        f"{place['lost_tokens']:,} tokens behind it computed again in {place['prompts']:,} prompts, "
+        f"{place['lost_tokens_per_day']:,} a day at this rate"
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sgl_importance.placement.ledger.file_place import FilePlace
 from sgl_importance.placement.ledger.ledger_database import LedgerBusy, LedgerDamaged, LedgerError, Row
 from sgl_importance.placement.ledger.ledger_file import copy_to_place, is_damage, open_file, set_aside
 
@@ -119,3 +119,27 @@ def _our_errors() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _ours(error) from error
+
+
+class FilePlace:
+    """The place of a file that has just been opened.
+
+    Args:
+        path: of the file. While it is open its inode is in use, so no other file can be taken for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened = _identity(path)
+
+    def is_held(self) -> bool:
+        """Whether opening the path now gives that file; waits for the disk."""
+        return self._opened is not None and _identity(self._path) == self._opened
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

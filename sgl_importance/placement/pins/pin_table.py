@@ -20,12 +20,12 @@ from sgl_importance.placement.pins.pin import (
     PinSource,
     decayed_octaves,
 )
-from sgl_importance.placement.pins.pin_budget import divide
 from sgl_importance.placement.pins.pin_room import (
     HINTED_BUDGETS,
     PinRefused,
     beyond_bounds,
     check_room,
+    divide,
     making_room,
 )
 from sgl_importance.tiers import Tier

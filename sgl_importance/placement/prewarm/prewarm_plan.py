@@ -11,7 +11,7 @@ parent at once, and both count as one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 
@@ -121,17 +121,7 @@ def _reachable(candidates: Collection[Candidate], present: Collection[bytes]) ->
     for candidate in reversed(reachable):
         rate = max(candidate.rate, rates.get(candidate.digest, 0.0))
         rates[candidate.parent] = max(rate, rates.get(candidate.parent, 0.0))
-        raised.append(
-            Candidate(
-                candidate.digest,
-                candidate.parent,
-                candidate.depth,
-                candidate.tokens,
-                rate,
-                candidate.saved_seconds,
-                candidate.restore_seconds,
-            )
-        )
+        raised.append(replace(candidate, rate=rate))
     return raised[::-1]
 
 

@@ -16,23 +16,22 @@ from typing import Any, NamedTuple
 from sgl_importance.storage.page_record import PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
 from sgl_importance.storage.tier_chain.chain_reader import LOOKS, ChainReader
-from sgl_importance.storage.tier_chain.costs import fetch_seconds
-from sgl_importance.storage.tier_chain.found_pages import FoundPage, by_sequence
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
+    FoundPage,
     PageName,
+    by_sequence,
     make_record,
     record_bytes,
 )
+from sgl_importance.storage.tier_chain.measure import fetch_seconds
 from sgl_importance.storage.tier_chain.member import ChainMember
-from sgl_importance.storage.tier_chain.move_budget import MoveBudget
-from sgl_importance.storage.tier_chain.page_mover import PageMover, Point
-from sgl_importance.storage.tier_chain.page_numbers import PageNumbers
+from sgl_importance.storage.tier_chain.page_mover import PageMover, PageNumbers, Point
 from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import Ranking, ReuseRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_health import TierHealth
-from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
+from sgl_importance.storage.tier_chain.tier_rooms import MoveBudget, TierRooms
 
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""

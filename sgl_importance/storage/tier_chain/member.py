@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from sgl_importance.storage.tier_chain.costs import FetchCost
 from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
+from sgl_importance.storage.tier_chain.measure import FetchCost
 
 HANG_SECONDS = 5.0
 """After which a read that did not come back says that its tier answers nobody."""

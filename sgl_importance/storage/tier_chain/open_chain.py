@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sgl_importance.errors import ImportanceError
 from sgl_importance.storage.tier_chain.chain import SequenceVisit, TierChain
-from sgl_importance.storage.tier_chain.costs import FetchCost
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier, RecordBackend
 from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
@@ -19,7 +18,7 @@ from sgl_importance.storage.tier_chain.kinds.mooncake_tier import MooncakeTier, 
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import record_bytes
-from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
+from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, FetchCost, InjectedTier, measure_reads
 from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.ranking import Ranking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters

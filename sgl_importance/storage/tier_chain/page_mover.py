@@ -9,15 +9,57 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from itertools import count
 
 from sgl_importance.storage.page_record import PageDamaged
 from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, Scratch
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName, check_record, record_bytes
 from sgl_importance.storage.tier_chain.member import ChainMember
-from sgl_importance.storage.tier_chain.page_numbers import PageNumbers
 from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_health import TierHealth
+
+
+class PageNumbers:
+    """A number for each name; none is given twice."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[PageName, int] = {}
+        self._names: dict[int, PageName] = {}
+        self._next = count()
+
+    def find(self, name: PageName) -> int | None:
+        """The number of a name, if it has one."""
+        return self._numbers.get(name)
+
+    def ensure(self, name: PageName) -> int:
+        """The number of a name, which gets one if it has none."""
+        page = self._numbers.get(name)
+        if page is None:
+            page = self._numbers[name] = next(self._next)
+            self._names[page] = name
+        return page
+
+    def name_of(self, page: int) -> PageName:
+        """
+        Raises:
+            KeyError: there is no such page.
+        """
+        return self._names[page]
+
+    def forget(self, page: int) -> None:
+        """The page has no number any more; again does nothing."""
+        name = self._names.pop(page, None)
+        if name is not None:
+            del self._numbers[name]
+
+    def items(self) -> list[tuple[int, PageName]]:
+        """Every number and its name."""
+        return list(self._names.items())
+
+    def check_integrity(self) -> None:
+        """Asserts that names and numbers are each other's."""
+        assert {page: name for name, page in self._numbers.items()} == self._names
 
 
 class Point(StrEnum):

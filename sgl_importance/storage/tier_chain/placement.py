@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.ranking import Ranking
-from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
+from sgl_importance.storage.tier_chain.tier_rooms import MoveBudget, TierRooms
 
 
 class Move(NamedTuple):

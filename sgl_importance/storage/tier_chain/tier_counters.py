@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+from sgl_importance.storage.store_counters import StoreCounters
 
 # name -> help; the label of each is the tier
 TIER_SERIES: dict[str, str] = {
@@ -19,23 +18,7 @@ TIER_SERIES: dict[str, str] = {
 }
 
 
-class TierCounters:
+class TierCounters(StoreCounters):
     """Monotone counts by name and tier."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: Counter[tuple[str, str]] = Counter()
-
-    def add(self, name: str, tier: str, amount: int = 1) -> None:
-        assert name in TIER_SERIES, name
-        with self._lock:
-            self._values[name, tier] += amount
-
-    def values(self) -> dict[tuple[str, str], int]:
-        """Every count that is not zero."""
-        with self._lock:
-            return dict(self._values)
-
-    def __getitem__(self, name: str) -> int:
-        """The count of a name over all tiers."""
-        return sum(value for (key, _), value in self.values().items() if key == name)
+    labels = dict.fromkeys(TIER_SERIES, "tier")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sglang_importance.launch.preflight import checkpoint_problems
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused

@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from sgl_importance.cli.observe_command import app
 from sgl_importance.cli.server_client import Server
-from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.tiers import Tier
@@ -23,6 +22,7 @@ from sgl_importance_lab.replay.lower_tiers.tiered_setup import TieredSetup, Tier
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance_lab.sizing.cli import app as size_app
+from sgl_importance_lab.sizing.recorded_pair import recorded_pair
 
 from support.recordings import wait_until_recorded
 from support.servers import ServerProcess, free_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgl_importance.observe.trace.recorded_options import recorded_options
 from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 
 OF_THE_FIRST_RELEASE = {
     "policy",

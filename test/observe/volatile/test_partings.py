@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.observe.volatile.parting import MAX_FIELD, MIN_RUN, parting
-from sgl_importance.observe.volatile.sketch import GRAM, HASHES, sketch
-from sgl_importance.observe.volatile.token_ids import common_prefix, token_ids
+from sgl_importance.observe.volatile.detector import GRAM, HASHES, sketch
+from sgl_importance.observe.volatile.parting import MAX_FIELD, MIN_RUN, common_prefix, parting, token_ids
 
 
 def distinct(count: int, start: int) -> list[int]:

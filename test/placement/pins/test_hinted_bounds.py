@@ -9,8 +9,7 @@ import pytest
 
 from sgl_importance.placement.pins import pin_room, pin_table
 from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
-from sgl_importance.placement.pins.pin_budget import divide
-from sgl_importance.placement.pins.pin_room import PinRefused
+from sgl_importance.placement.pins.pin_room import PinRefused, divide
 from sgl_importance.placement.pins.pin_table import PinTable
 from sgl_importance.tiers import Tier
 

@@ -13,7 +13,7 @@ import sglang  # noqa: F401  # first: with it come the shims
 import torch
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.tier_chain.chain import TierChain
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier

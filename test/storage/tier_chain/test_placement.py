@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sgl_importance.reuse.estimator import ReuseEstimator
-from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
-from sgl_importance.storage.tier_chain.move_budget import MoveBudget
+from sgl_importance.storage.tier_chain.measure import FetchCost, fetch_seconds
 from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import LruRanking, ReuseRanking
-from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
+from sgl_importance.storage.tier_chain.tier_rooms import MoveBudget, TierRooms
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.policy_registry import create_policy
 from sgl_importance_lab.replay.trace import TraceBuilder

@@ -17,7 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape
-from sgl_importance_kernels.reference import combine_layers, layer_page_scores
+from sgl_importance_lab.conformance.page_scores import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.sparse.pool import TieredKVPool

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sgl_importance.sparse.device_plan import plan_device
-from sgl_importance.sparse.selection import Selection
+from sgl_importance.sparse.selection_rule import Selection
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS

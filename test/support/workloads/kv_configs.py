@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from sgl_importance_lab.kv_size.cache_dtype import cache_dtype
+from sgl_importance_lab.kv_size.deployment import Deployment
 from sgl_importance_lab.kv_size.families import FAMILIES
 
 Config = dict[str, Any]
@@ -241,3 +243,9 @@ def has_text_apart(config: Config) -> bool:
 def page_size_of(model_type: str) -> int:
     """Sparse attention has pages of one size."""
     return 64 if model_type in ("deepseek_v32", "glm_moe_dsa") else 16
+
+
+def deployment_of(model_type: str, **settings: Any) -> Deployment:
+    """On one GPU, in bf16 and pages of the size that the model takes, where ``settings`` say nothing else."""
+    settings = {"page_size": page_size_of(model_type), "dtype": "bfloat16"} | settings
+    return Deployment(**settings | {"dtype": cache_dtype(settings["dtype"])})

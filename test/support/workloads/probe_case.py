@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 
 from sgl_importance_kernels.page_rows import PageRows
-from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer
+from sgl_importance_lab.conformance.page_scores import combine_layers, layer_page_scores
 
 POISON = 1e30  # What no kernel may read: unused keys, queries and log-sums hold it.
 

@@ -14,10 +14,10 @@ def reference() -> Producer:
 
 
 def reference_producer(case: ProducerCase) -> BlockImportance:
-    """``sgl_importance_kernels.reference`` over all query tokens of a case; needs torch."""
+    """``sgl_importance_lab.conformance.page_scores`` over all query tokens of a case; needs torch."""
     import torch
 
-    from sgl_importance_kernels.reference import combine_layers, layer_page_scores
+    from sgl_importance_lab.conformance.page_scores import combine_layers, layer_page_scores
 
     kv_len, num_q = case.k.shape[1], case.q.shape[1]
     scores = combine_layers(

@@ -9,7 +9,6 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sgl_importance.sparse.kept_bytes import kept_bytes
 from sgl_importance.terminal import add_texts, fail, plain, show
 from sgl_importance_lab.kv_size.cache_dtype import AUTO, BFLOAT16, CacheDtype, cache_dtype
 from sgl_importance_lab.kv_size.capacity import Division
@@ -17,6 +16,7 @@ from sgl_importance_lab.kv_size.config_file import bundled_shapes, load_shape
 from sgl_importance_lab.kv_size.deployment import Deployment, usual_page
 from sgl_importance_lab.kv_size.fields import SizeError
 from sgl_importance_lab.kv_size.geometry import HeadGeometry
+from sgl_importance_lab.kv_size.kept_bytes import kept_bytes
 from sgl_importance_lab.kv_size.model_shape import LayerKind, ModelShape
 from sgl_importance_lab.kv_size.sizes import Sizes, size
 from sgl_importance_lab.kv_size.tier_costs import GB, parse_tier

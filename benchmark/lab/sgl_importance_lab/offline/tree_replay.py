@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.observe.trace.records import Fold
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.request_steps import (

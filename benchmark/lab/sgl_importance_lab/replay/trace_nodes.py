@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
+from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import Trace
+
+
+class Facts(NamedTuple):
+    """Facts of a node at a visit.
+
+    Attributes:
+        block_type: of the node.
+        accesses: earlier requests that asked for it.
+        span: admitted requests between its first visit and this one.
+        is_evidence: whether its next visit is evidence for its class.
+    """
+
+    block_type: BlockType
+    accesses: int
+    span: int
+    is_evidence: bool = True
+
+
+class ToldTracker(ReuseTracker):
+    """Reads nothing off a tree: ``facts`` are those of the visit that is told next."""
+
+    facts: Facts
+
+    def visited(self, node: NodeMetadata, transition: Transition) -> None:
+        node.block_type, node.accesses, node.span, is_evidence = self.facts
+        if is_evidence:
+            super().visited(node, transition)
+        else:
+            node.transition, node.last_access, node.at_risk_as = transition, self._reuse.clock, None
 
 
 class TraceNodes:
@@ -24,7 +55,7 @@ class TraceNodes:
 
     def __init__(self, trace: Trace, cost: CostModel, *, facts: BlockFacts | None = None) -> None:
         self.policy = ImportancePolicy(cost, use_importance=False)
-        self._tracker = ReuseTracker(self.policy.reuse, page_size=trace.block_tokens)
+        self._tracker = ToldTracker(self.policy.reuse, page_size=trace.block_tokens)
         self._trace = trace
         self._facts = facts if facts is not None else block_facts(trace)
         self._nodes: dict[int, NodeMetadata] = {}
@@ -47,7 +78,7 @@ class TraceNodes:
         """
         facts = self._facts
         transition = Transition(int(facts.transitions[access]))
-        told = Facts(
+        self._tracker.facts = Facts(
             block_type=BlockType(int(facts.block_types[access])),
             accesses=int(facts.accesses[access]),
             span=int(facts.spans[access]),
@@ -56,9 +87,9 @@ class TraceNodes:
         known = self._nodes.get(block)
         if known is None:
             created = self._nodes[block] = self._create(position)
-            self._tracker.created(created, transition, facts=told)
+            self._tracker.created(created, transition)
         else:
-            self._tracker.accessed(known, transition, told)
+            self._tracker.accessed(known, transition)
 
     def _create(self, position: int) -> NodeMetadata:
         tokens = self._trace.block_tokens

@@ -14,7 +14,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sgl_importance.cli.observe_command import print_report, summarize
-from sgl_importance.observe.shadow.recorded_pair import recorded_pair
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.terminal import add_texts, fail, plain, show, some_path
 from sgl_importance.tiers import Tier
@@ -41,6 +40,7 @@ from sgl_importance_lab.replay.replay_runner import Job, run_job
 from sgl_importance_lab.replay.report.console import parse_policies, read_traces, run_with_progress
 from sgl_importance_lab.replay.report.plot import plot_rows
 from sgl_importance_lab.replay.trace import Trace
+from sgl_importance_lab.sizing.recorded_pair import recorded_pair
 from sgl_importance_lab.sizing.sizing import (
     GB,
     Hardware,

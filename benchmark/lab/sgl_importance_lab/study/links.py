@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.storage.tier_chain.costs import FetchCost
+from sgl_importance.storage.tier_chain.measure import FetchCost
 
 HEAD_DIM, ELEMENT_BYTES = 128, 2
 """Of a KV head as large models have them, in bfloat16. The embedded models' are smaller."""

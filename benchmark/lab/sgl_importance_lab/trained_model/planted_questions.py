@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from sgl_importance.options.signal_options import SignalOptions
-from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, layer_page_scores
+from sgl_importance.options.observation_options import SignalOptions
+from sgl_importance_lab.conformance.page_scores import PageScores, combine_layers, layer_page_scores
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance_lab.workload.real_text import Asked, Documents
 

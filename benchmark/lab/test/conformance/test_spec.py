@@ -10,8 +10,12 @@ import torch
 
 from sgl_importance.interface import SCHEMA_VERSION, BlockImportance, Importance
 from sgl_importance.nodes.digests import DIGEST_BYTES, chain_digests, root_digest
-from sgl_importance_kernels.reference import combine_layers, layer_page_scores
-from sgl_importance_kernels.reference.page_scores import attention_probabilities, pages_of
+from sgl_importance_lab.conformance.page_scores import (
+    attention_probabilities,
+    combine_layers,
+    layer_page_scores,
+    pages_of,
+)
 
 SPEC = (Path(__file__).parents[4] / "docs" / "spec.md").read_text(encoding="utf-8")
 KEY_WEIGHTS = ([4, 1, 2, 2, 1], [1, 1, 6, 1, 1])

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from sgl_importance_lab.kv_size.cache_dtype import cache_dtype
 from sgl_importance_lab.kv_size.capacity import Division, fit
 from sgl_importance_lab.kv_size.config_file import read_shape
 from sgl_importance_lab.kv_size.deployment import Deployment, stages
@@ -23,14 +22,15 @@ from sgl_importance_lab.kv_size.geometry import HeadGeometry
 from sgl_importance_lab.kv_size.request import window_slots
 
 from support.drivers.upstream_pools import CLASSES_BESIDE_WEIGHTS, UpstreamPools, served_with
-from support.workloads.kv_configs import WINDOW, has_text_apart, page_size_of, text_of, tiny_config
+from support.workloads.kv_configs import (
+    WINDOW,
+    deployment_of,
+    has_text_apart,
+    text_of,
+    tiny_config,
+)
 
 FULL, WINDOWED, STATES = 256, 128, 5
-
-
-def _deployment(model_type: str, **settings: Any) -> Deployment:
-    settings = {"page_size": page_size_of(model_type), "dtype": "bfloat16"} | settings
-    return Deployment(**settings | {"dtype": cache_dtype(settings["dtype"])})
 
 
 def _upstream(config: dict[str, Any], folder: Path, deployment: Deployment, stage: int = 0) -> UpstreamPools:
@@ -63,7 +63,7 @@ def _compare_pools(config: dict[str, Any], folder: Path, deployment: Deployment,
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_pools_have_the_bytes_that_we_say(model_type: str, tp: int, tmp_path: Path) -> None:
     # Eight GPUs for four KV heads: each head lies on two of them.
-    _compare_pools(tiny_config(model_type), tmp_path, _deployment(model_type, tp=tp))
+    _compare_pools(tiny_config(model_type), tmp_path, deployment_of(model_type, tp=tp))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_pools_have_the_bytes_that_we_say(model_type: str, tp: int, tmp_path: Pa
 )
 def test_stages_have_the_layers_that_we_say(model_type: str, tmp_path: Path) -> None:
     # Three stages of four layers: the last has one more.
-    _compare_pools(tiny_config(model_type), tmp_path, _deployment(model_type, pp=3, tp=2))
+    _compare_pools(tiny_config(model_type), tmp_path, deployment_of(model_type, pp=3, tp=2))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_dtypes_with_their_scales(
 ) -> None:
     if "fp4" in dtype:  # sglang knows the type of the elements on CUDA only; its buffers are bytes.
         monkeypatch.setattr("sglang.srt.utils.common.is_cuda", lambda: True)
-    _compare_pools(tiny_config(model_type, **changes), tmp_path, _deployment(model_type, dtype=dtype, tp=2))
+    _compare_pools(tiny_config(model_type, **changes), tmp_path, deployment_of(model_type, dtype=dtype, tp=2))
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_layers_that_take_over_a_choice_keep_no_index(changes: dict[str, Any], t
     config = {
         name: value for name, value in tiny_config("deepseek_v32", **changes).items() if value is not None
     }
-    _compare_pools(config, tmp_path, _deployment("deepseek_v32"))
+    _compare_pools(config, tmp_path, deployment_of("deepseek_v32"))
     # Under HiCache all layers keep one.
-    deployment = _deployment("deepseek_v32", index_everywhere=True)
+    deployment = deployment_of("deepseek_v32", index_everywhere=True)
     _compare_pools(config, tmp_path, deployment, enable_hierarchical_cache=True)
 
 
 def test_latents_without_scales_for_kernels_that_want_none(tmp_path: Path) -> None:
-    deployment = _deployment("deepseek_v32", dtype="fp8_e4m3", raw_latents=True)
+    deployment = deployment_of("deepseek_v32", dtype="fp8_e4m3", raw_latents=True)
     _compare_pools(tiny_config("deepseek_v32"), tmp_path, deployment, dsa_decode_backend="trtllm")
 
 
@@ -135,7 +135,7 @@ def test_an_index_beside_heads_in_fp8_for_kernels_that_read_it_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sglang.srt.server_args.m3_fp8_attn_gemm_enabled", lambda args: True)
-    deployment = _deployment("minimax_m3_vl", dtype="fp8_e4m3", raw_latents=True)
+    deployment = deployment_of("minimax_m3_vl", dtype="fp8_e4m3", raw_latents=True)
     _compare_pools(tiny_config("minimax_m3_vl"), tmp_path, deployment)
 
 
@@ -143,14 +143,14 @@ def test_an_index_beside_heads_in_fp8_for_kernels_that_read_it_so(
 def test_text_models_below_internvl(model_type: str, tmp_path: Path) -> None:
     text = tiny_config(model_type)
     config = tiny_config("internvl_chat") | {"llm_config": text}
-    _compare_pools(config, tmp_path, _deployment("internvl_chat", tp=2))
+    _compare_pools(config, tmp_path, deployment_of("internvl_chat", tp=2))
     with pytest.raises(SizeError, match="known are"):
         read_shape(config | {"llm_config": text | {"architectures": ["GptOssForCausalLM"]}})
 
 
 def test_padding_grows_with_the_page(tmp_path: Path) -> None:
     for page_size in (1, 16, 128):
-        _compare_pools(tiny_config("gpt_oss"), tmp_path, _deployment("gpt_oss", page_size=page_size))
+        _compare_pools(tiny_config("gpt_oss"), tmp_path, deployment_of("gpt_oss", page_size=page_size))
 
 
 _NO_SUCH_READING = {
@@ -164,7 +164,7 @@ _NO_SUCH_READING = {
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_value_left_out_is_asked_for_or_read_as_sglang_reads_it(model_type: str, tmp_path: Path) -> None:
     config = tiny_config(model_type)
-    deployment = _deployment(model_type)
+    deployment = deployment_of(model_type)
     asked = compared = 0
     for name in text_of(config):
         if name in ("architectures", "vocab_size", "torch_dtype"):
@@ -202,7 +202,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("model_type", PUBLISHED)
 def test_nested_configs_leave_out_what_their_class_has(model_type: str, tmp_path: Path) -> None:
     config = tiny_config(model_type) | {"text_config": PUBLISHED[model_type]}
-    _compare_pools(config, tmp_path, _deployment(model_type, tp=2))
+    _compare_pools(config, tmp_path, deployment_of(model_type, tp=2))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
@@ -212,7 +212,7 @@ def test_the_text_model_may_lie_outside_or_in_a_part_of_its_own(model_type: str,
     apart = {name: flat[name] for name in names}
     text = {name: value for name, value in flat.items() if name not in names}
     for config in (flat, apart | {"text_config": text}, apart | {"text_config": text | {"head_dim": 48}}):
-        _compare_pools(config, tmp_path, _deployment(model_type))
+        _compare_pools(config, tmp_path, deployment_of(model_type))
     with pytest.raises(SizeError, match="remove it"):  # sglang would not read it
         read_shape(flat | {"head_dim": 48})
 
@@ -221,7 +221,7 @@ def test_the_text_model_may_lie_outside_or_in_a_part_of_its_own(model_type: str,
 def test_without_kv_heads_every_head_has_its_own(model_type: str, tmp_path: Path) -> None:
     config = tiny_config(model_type, num_key_value_heads=None)
     assert read_shape(config).caches[0].geometry == HeadGeometry(8, 64, 64)
-    _compare_pools(config, tmp_path, _deployment(model_type))
+    _compare_pools(config, tmp_path, deployment_of(model_type))
 
 
 # ---- what else is read from a config ----
@@ -254,7 +254,7 @@ def test_a_context_is_as_long_as_sglang_says(
 ) -> None:
     config = tiny_config(model_type, **changes)
     with served_with():
-        upstream = _upstream(config, tmp_path, _deployment(model_type)).model_config.context_len
+        upstream = _upstream(config, tmp_path, deployment_of(model_type)).model_config.context_len
     assert read_shape(config).context == upstream == tokens
 
 
@@ -263,7 +263,7 @@ def test_every_family_has_the_context_that_sglang_reads(model_type: str, tmp_pat
     config = tiny_config(model_type)
     said = read_shape(config).context
     with served_with():
-        upstream = _upstream(config, tmp_path, _deployment(model_type)).model_config.context_len
+        upstream = _upstream(config, tmp_path, deployment_of(model_type)).model_config.context_len
     assert said in (upstream, None)
     assert said is not None or not {"max_position_embeddings", "n_positions"} & set(config)
 
@@ -288,7 +288,7 @@ def test_published_configs_without_layer_types_have_the_layers_that_transformers
     del part["layer_types"]
     part.update(changes | {"num_hidden_layers": 14})
     with served_with():
-        text = _upstream(config, tmp_path, _deployment(model_type)).model_config.hf_text_config
+        text = _upstream(config, tmp_path, deployment_of(model_type)).model_config.hf_text_config
     masked = ["sliding_attention" if cache.reads else "full_attention" for cache in read_shape(config).caches]
     assert masked == text.layer_types
     assert len(set(masked)) == 2
@@ -304,7 +304,7 @@ BUDGET = (1 << 22) + 12345
     "model_type", [name for name in FAMILIES if name not in ("mamba", "mamba2", "falcon_mamba")]
 )
 def test_as_many_tokens_fit_as_sglang_says(model_type: str, tp: int, tmp_path: Path) -> None:
-    config, deployment = tiny_config(model_type), _deployment(model_type, tp=tp)
+    config, deployment = tiny_config(model_type), deployment_of(model_type, tp=tp)
     shape = read_shape(config)
     parts = stages(shape, deployment)
     with served_with(attention_tp=tp, page_size=deployment.page_size, max_running_requests=None):
@@ -331,7 +331,7 @@ def test_drafts_take_what_sglang_reserves_for_them(
     model_type: str, draft_layers: int, tmp_path: Path
 ) -> None:
     config = tiny_config(model_type)
-    deployment = _deployment(model_type, tp=2, draft_layers=draft_layers)
+    deployment = deployment_of(model_type, tp=2, draft_layers=draft_layers)
     shape = read_shape(config)
     (stage,) = stages(shape, deployment)
     with served_with(attention_tp=2, page_size=deployment.page_size):
@@ -369,33 +369,8 @@ def test_a_request_holds_as_much_of_a_window_as_sglang_grants(page_size: int) ->
     ],
 )
 def test_another_config_has_other_bytes(model_type: str, name: str, wrong: Any, tmp_path: Path) -> None:
-    deployment = _deployment(model_type)
+    deployment = deployment_of(model_type)
     (stage,) = stages(read_shape(tiny_config(model_type, **{name: wrong})), deployment)
     with served_with(page_size=deployment.page_size, max_running_requests=4):
         built = _upstream(tiny_config(model_type), tmp_path, deployment).allocated(FULL, WINDOWED, STATES)
     assert +stage.pool_bytes(deployment, FULL, WINDOWED, STATES) != built
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings", "cure"),
-    [
-        ("deepseek_v32", {"page_size": 16}, "--page-size 64"),
-        ("deepseek_v32", {"dtype": "fp8_e5m2"}, "take bfloat16 or fp8_e4m3"),
-        ("deepseek_v3", {"dtype": "mxfp8"}, "take fp8_e4m3"),
-        ("gpt_oss", {"dtype": "nvfp4"}, "take fp8_e4m3"),
-        ("minimax_m3_vl", {"dtype": "mxfp8"}, "take fp8_e4m3"),
-        ("minimax_m3_vl", {"draft_layers": 1}, "leave out --draft-layers"),
-        ("mimo_v2_flash", {"dtype": "fp4_mx_block16"}, "take fp8_e4m3"),
-        ("kimi_linear", {"dtype": "nvfp4"}, "take fp8_e4m3"),
-        ("llama", {"tp": 3}, "choose --tp"),
-        ("llama", {"tp": 4, "dp_attention": 3}, "choose one that does"),
-        ("llama", {"pp": 5}, "choose a smaller one"),
-        ("llama", {"dtype": "nvfp4", "page_size": 2}, "--page-size 16"),
-        ("llama", {"raw_latents": True}, "leave it out"),
-        ("qwen3_next", {"draft_layers": 1}, "leave out --draft-layers"),
-        ("qwen3_next", {"tp": 16}, "choose"),
-    ],
-)
-def test_what_sglang_would_not_serve_is_refused(model_type: str, settings: dict[str, Any], cure: str) -> None:
-    with pytest.raises(SizeError, match=cure):
-        stages(read_shape(tiny_config(model_type)), _deployment(model_type, **settings))

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from typer.testing import CliRunner
 
-from sgl_importance_kernels.reference.page_scores import PageScores, layer_page_scores
+from sgl_importance_lab.conformance.page_scores import PageScores, layer_page_scores
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
 from sgl_importance_lab.trained_model.layers_command import app

@@ -7,8 +7,7 @@ from typing import Any
 
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE
-from sglang_importance.launch.modes.rule import Rule, above, outside, refused
-from sglang_importance.launch.modes.unscored import unscored_modes
+from sglang_importance.launch.modes.rule import Rule, above, outside, refused, unscored_modes
 from sglang_importance.upstream.server_options import attention_backends
 
 _PAGE_LIST_RULES: tuple[Rule, ...] = (

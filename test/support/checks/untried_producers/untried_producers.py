@@ -7,6 +7,6 @@ from __future__ import annotations
 
 
 def register() -> None:
-    from sglang_importance.launch.modes import attention_source
+    from sglang_importance.launch.modes import arguments
 
-    attention_source._unproven_refusals = lambda *_: iter(())
+    arguments._unproven_refusals = lambda *_: iter(())

@@ -15,11 +15,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
-from sgl_importance.storage.tier_chain.move_budget import MoveBudget
+from sgl_importance.storage.tier_chain.measure import FetchCost, fetch_seconds
 from sgl_importance.storage.tier_chain.placement import Placement
 from sgl_importance.storage.tier_chain.tier_file import ChainSpec, TierSpec
-from sgl_importance.storage.tier_chain.tier_rooms import TierRooms
+from sgl_importance.storage.tier_chain.tier_rooms import MoveBudget, TierRooms
 from sgl_importance_lab.replay.lower_tiers.chain_ranking import LRU, trace_ranking
 from sgl_importance_lab.replay.trace import Trace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class WarmUp:
     def run(self, num_q: int) -> None:
         """Scores ``num_q`` last tokens of one random sequence."""
         tokens = max(TOKENS, num_q)
-        int32 = {"dtype": torch.int32, "device": self.device}
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         queries = PagedQueries(
             locations=torch.arange(tokens, **int32),
             location_starts=torch.zeros(1, dtype=torch.int64, device=self.device),
@@ -73,7 +74,7 @@ class WarmUp:
             max_pages=max_pages,
             device=self.device,
         )
-        real = {"dtype": self.dtype, "device": self.device}
+        real: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         q = torch.randn(num_q, self.heads, self.head_dim, **real)
         k = torch.randn(tokens, self.kv_heads, self.head_dim, **real).to(self.key_dtype or self.dtype)
         rows = PageRows.zeros(1, max_pages, self.device)
@@ -108,7 +109,7 @@ class WarmUp:
         step.logits.normal_()
         log_sums = step.logits.float().logsumexp(dim=2) / math.log(2)
         step.log_sums.copy_(log_sums.view(self.layers, 1, self.heads))
-        int32 = {"dtype": torch.int32, "device": self.device}
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         zero = torch.zeros(1, **int32)
         rows = PageRows.zeros(1, step.body.shape[1], self.device)
         reduce_logits(

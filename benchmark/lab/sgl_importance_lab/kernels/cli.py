@@ -60,7 +60,7 @@ def build(
     if flashinfer:
         _require_flashinfer(device)
     from sgl_importance_kernels.triton.qk_probe import refusal
-    from sgl_importance_kernels.triton.warm_up import WarmUp
+    from sgl_importance_lab.kernels.warm_up import WarmUp
 
     stored = KV_DTYPES[kv_cache_dtype] or dtype
     why = refusal(

@@ -29,8 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-EMPTY_BODY = torch.finfo(torch.float32).tiny
-"""Body probability below which a query token has no body mass: denormals keep no proportions."""
+from sgl_importance_kernels.page_rows import EMPTY_BODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Kernels of page scores, compiled ahead of a server that is to launch them."""
