@@ -98,6 +98,7 @@ def predicted(
         "context": context,
         "batch": batch,
         "selector": selector,
+        "budget": budget,
         "missing": missing,
         "kv_gb": kv_bytes / GB,
         "dense_requests": fitting,
@@ -117,15 +118,29 @@ def predicted(
 
 
 def predictions(
-    devices: Sequence[str], selectors: Sequence[str], missing: Sequence[float], **rates: float
+    devices: Sequence[str],
+    selectors: Sequence[str],
+    reads: Sequence[tuple[float, float]],
+    launches_per_layer: float,
 ) -> list[dict[str, Any]]:
-    """A row for each device, shape, selector and part that is missing."""
+    """A row for each device, shape, selector, and pair of budget and what is missing of it."""
     return [
-        {"device": name, **predicted(DEVICES[name], LLAMA_8B, *shape, selector, missing=part, **rates)}
+        {
+            "device": name,
+            **predicted(
+                DEVICES[name],
+                LLAMA_8B,
+                *shape,
+                selector,
+                budget=budget,
+                missing=missing,
+                launches_per_layer=launches_per_layer,
+            ),
+        }
         for name in devices
         for shape in SHAPES
         for selector in selectors
-        for part in missing
+        for budget, missing in reads
     ]
 
 
@@ -133,22 +148,23 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows there.")] = None,
     device: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(DEVICES)}; several.")] = None,
     selector: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SELECTORS)}; several.")] = None,
-    budget: Annotated[float, typer.Option(help="Part of a context that a step reads.")] = 0.05,
+    budget: Annotated[
+        list[float] | None, typer.Option(help="Part of a context that a step reads; several.")
+    ] = None,
     missing: Annotated[
-        list[float] | None, typer.Option(help="Part of what it reads that comes from the host; several.")
+        list[float] | None,
+        typer.Option(help="Part of what it reads that comes from the host; of each budget."),
     ] = None,
     launches_per_layer: Annotated[float, typer.Option(help="As count_step.py counts them.")] = 6.0,
 ) -> None:
     for given, known in ((device, DEVICES), (selector, SELECTORS)):
         if unknown := sorted(set(given or []) - set(known)):
             raise typer.BadParameter(f"{', '.join(unknown)} is not known: use one of {', '.join(known)}")
-    rows = predictions(
-        device or ["H200"],
-        selector or ["bits"],
-        missing or [0.1],
-        budget=budget,
-        launches_per_layer=launches_per_layer,
-    )
+    budgets, parts = budget or [0.05], missing or [0.1]
+    if len(budgets) != len(parts):
+        raise typer.BadParameter("give as many --missing as --budget")
+    reads = list(zip(budgets, parts, strict=True))
+    rows = predictions(device or ["H200"], selector or ["bits"], reads, launches_per_layer)
     if json is not None:
         write_results("roofline", rows, out=json)
     print_rows("Predictions, Llama-3-8B", rows)

@@ -44,7 +44,8 @@ from sgl_importance_lab.trained_model.decoder import Decoder, Prefill, UnknownMo
 KINDS = ("plain", "quoted")
 ORDERS = ("exact", "last step", "last layer", "resident")
 SLOTS = 2.0
-"""Pages of a layer that the device holds, in those that a token reads."""
+"""Pages of a layer that the device holds, in those that a token reads; what is missing of twice as many is
+counted, too."""
 
 
 def orders(budget_pages: int) -> dict[str, Order]:
@@ -92,16 +93,15 @@ def measured_rows(
                 reads=reads,
             )[0]
 
-        of_orders = orders(budget)
-        covered = Covered(of_orders, starts, PAGE)
+        resident, roomy = (Resident(int(times * SLOTS * budget)) for times in (1, 2))
+        covered = Covered(orders(budget) | {"resident": resident, "roomy": roomy}, starts, PAGE)
         answers(covered)
-        resident = of_orders["resident"]
-        assert isinstance(resident, Resident)
         for name, order in orders(budget).items():
             found = answers(Ordered(order, starts, PAGE))
             row = key | {"share": share, "order": name, "mass": covered.mass[name], "total": covered.total}
             row |= {"chosen": covered.chosen, "again": covered.again}
-            row |= {"read": resident.chosen, "missing": resident.missing}
+            row |= {"read": resident.chosen, "missing": resident.missing, "named": resident.named}
+            row["missing_of_twice"] = roomy.missing
             for task, own, other in zip(window.tasks, known, found, strict=True):
                 row[task.kind] = float(divergences(own.log_probabilities, other)[1:].mean())
             rows.append(row)
@@ -123,6 +123,8 @@ def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "of_exact": ratio_of([(row["mass"], other["mass"]) for row, other in pairs]),
             "chosen_again": ratio_of([(row["again"], row["chosen"]) for row in of_order]),
             "missing": ratio_of([(row["missing"], row["read"]) for row in of_order]),
+            "missing_of_twice": ratio_of([(row["missing_of_twice"], row["read"]) for row in of_order]),
+            "named": ratio_of([(row["named"], row["missing"]) for row in of_order]),
         }
         for kind in KINDS:
             numbers[kind] = mean_of([row[kind] for row in of_order])

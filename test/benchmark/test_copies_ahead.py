@@ -63,7 +63,11 @@ def test_only_what_is_on_the_device_is_read() -> None:
     found = free(order(0, 0, chosen_of([{90, 91}, {90, 92, last_of_prompt}, {40, 92}]), always))
     # The first token waits for 90 and 91. Of the second's 92 is copied for the third, whose 40 is missing.
     assert found == [{90, 91}, {90, last_of_prompt}, {92}]
-    assert (order.missing, order.chosen) == (2, 5 + int(always[1:].sum()))
+    assert (order.missing, order.named, order.chosen) == (2, 0, 5 + int(always[1:].sum()))
+    order(1, 0, chosen_of([set(), {92}, {40, 70}]), always)
+    assert (order.missing, order.named) == (5, 2), (
+        "92 and 40 of the next layer's three were named by this one"
+    )
 
 
 def test_covered_attention_is_a_plain_sum() -> None:

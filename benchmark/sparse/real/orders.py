@@ -56,14 +56,19 @@ class Resident:
     Attributes:
         slots: pages of a layer that the device holds.
         missing: pages chosen that were not there, of tokens behind the first.
-        chosen: pages chosen by these.
+        named: of these, chosen by the layer before in the same step.
+        chosen: pages chosen by these tokens.
     """
 
     slots: int
     missing: int = field(default=0, init=False)
+    named: int = field(default=0, init=False)
     chosen: int = field(default=0, init=False)
+    _before: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
-    def __call__(self, _layer: int, _task: int, chosen: torch.Tensor, always: torch.Tensor) -> torch.Tensor:
+    def __call__(self, _layer: int, task: int, chosen: torch.Tensor, always: torch.Tensor) -> torch.Tensor:
+        before = self._before.get(task, torch.zeros_like(chosen))
+        self._before[task] = chosen
         pages = chosen.shape[1]
         read_at = torch.arange(pages) - pages  # a prompt leaves its last pages there
         read = chosen.clone()
@@ -73,7 +78,9 @@ class Resident:
             resident[known.topk(min(self.slots, pages)).indices] = True
             if step:
                 read[step] &= resident
-                self.missing += int((chosen[step] & ~resident).sum())
+                missing = chosen[step] & ~resident
+                self.missing += int(missing.sum())
+                self.named += int((missing & before[step]).sum())
                 self.chosen += int(chosen[step].sum())
             read_at[chosen[step]] = step + 1
         return read
