@@ -81,7 +81,7 @@ class Setting:
         config: fields of the model's configuration.
         flags: of every server.
         arms: of the servers, the flags that tell them apart.
-        interpreted: of the arms, those that run in Triton's interpreter.
+        interpreted: of the arms, those that run in Triton's interpreter, and only the first shape.
         shapes: tokens of a context and number of requests; None is as many as fit the pool, up to 16.
     """
 
@@ -307,7 +307,8 @@ def rows_of_arm(
         pool_tokens = httpx.get(f"{url}/server_info", timeout=60).json()["max_total_num_tokens"]
         vocabulary = setting.config["vocab_size"]
         measured(url, prompts_of(64, 1, vocabulary, seed=0), ends)  # what a first request builds
-        for number, (context, requests) in enumerate(setting.shapes, start=1):
+        shapes = setting.shapes[:1] if arm in setting.interpreted else setting.shapes
+        for number, (context, requests) in enumerate(shapes, start=1):
             fitting = pool_tokens // (context + STEPS + 16)
             together = min(MOST_REQUESTS, fitting) if requests is None else requests
             shape = {"arm": arm, "context": context, "requests": together, "pool_tokens": pool_tokens}

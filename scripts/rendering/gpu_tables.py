@@ -30,12 +30,12 @@ def hidden_copies_table() -> str:
     lines = []
     for context, batch in dict.fromkeys((row["context"], row["batch"]) for row in rows):
         waited, hidden = (by_shape[context, batch, budget] for budget in (few, many))
-        cells = [f"{waited[name]:.1f}" for name in ("dense_ms", "link_ms", "waited_ms", "captured_ms")]
+        cells = [f"{waited[name]:.1f}" for name in ("dense_ms", "link_ms", "waited_ms")]
         cells += [f"{hidden[name]:.1f}" for name in ("link_ms", "captured_ms")]
         fitting = f"{waited['dense_requests']} of {batch}" if waited["dense_requests"] < batch else str(batch)
         ratio = waited["waited_ms"] / hidden["captured_ms"]
         lines.append([f"{context:,}", fitting, *cells, f"{ratio:.2f}"])
     titles = ["context", "requests that fit dense", "dense, ms"]
-    titles += [f"{few:.0%} read: {what}" for what in ("link", "waited for", "hidden")]
+    titles += [f"{few:.0%} read: {what}" for what in ("link", "waited for")]
     titles += [f"{many:.0%} read: {what}" for what in ("link", "hidden")]
     return _table([*titles, "times as fast"], lines)
