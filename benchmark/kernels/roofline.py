@@ -5,7 +5,8 @@
 Nothing is measured here: every number is a prediction from rates that vendors name. ``floor`` is a step
 whose copies from the host are hidden and whose launches cost nothing; ``eager`` adds the host's time for
 each launch, of a step that is launched piece by piece, and the link; ``captured`` adds what a kernel of
-a CUDA graph costs a device. ``count_step.py`` counts the launches.
+a CUDA graph costs a device, with copies hidden as far as they can be; ``waited`` is the same with copies
+that are waited for. ``count_step.py`` counts the launches, ``real_model/ahead.py`` what is missing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ DEVICES = {
     "B200": Device(8.0e12, 50e9, 150e9),
 }
 LLAMA_8B = Model(layers=32, kv_token_bytes=2 * 32 * 8 * 128 * 2, weight_bytes=16.06e9, other_seconds=0.5e-3)
-SELECTORS = {"rep": 0.063, "quest": 0.125, "mean": 0.031, "all": 0.0}
+SELECTORS = {"bits": 0.069, "rep": 0.063, "quest": 0.125, "mean": 0.031, "all": 0.0}
 """Bytes that a selector keeps of a page and scans in each step, in those of its keys and values."""
 SHAPES = [(context, batch) for context in (8192, 32768, 131072) for batch in (1, 16, 64)]
 
@@ -90,12 +91,15 @@ def predicted(
     floor = around + scan_seconds + read_seconds
     launches = model.layers * launches_per_layer
     eager = floor + launches * EAGER_SECONDS + link_seconds
-    captured = max(floor + launches * CAPTURED_SECONDS, link_seconds)
+    graph = floor + launches * CAPTURED_SECONDS
+    waited, captured = graph + link_seconds, max(graph, link_seconds)
     per_dense = fitting / dense
     return {
         "context": context,
         "batch": batch,
         "selector": selector,
+        "budget": budget,
+        "missing": missing,
         "kv_gb": kv_bytes / GB,
         "dense_requests": fitting,
         "dense_ms": MS * dense,
@@ -104,20 +108,39 @@ def predicted(
         "link_ms": MS * link_seconds,
         "floor_ms": MS * floor,
         "eager_ms": MS * eager,
+        "waited_ms": MS * waited,
         "captured_ms": MS * captured,
         "floor_times_dense": batch / floor / per_dense if fitting else None,
         "eager_times_dense": batch / eager / per_dense if fitting else None,
+        "waited_times_dense": batch / waited / per_dense if fitting else None,
         "captured_times_dense": batch / captured / per_dense if fitting else None,
     }
 
 
-def predictions(devices: Sequence[str], selectors: Sequence[str], **rates: float) -> list[dict[str, Any]]:
-    """A row for each device, shape and selector."""
+def predictions(
+    devices: Sequence[str],
+    selectors: Sequence[str],
+    reads: Sequence[tuple[float, float]],
+    launches_per_layer: float,
+) -> list[dict[str, Any]]:
+    """A row for each device, shape, selector, and pair of budget and what is missing of it."""
     return [
-        {"device": name, **predicted(DEVICES[name], LLAMA_8B, context, batch, selector, **rates)}
+        {
+            "device": name,
+            **predicted(
+                DEVICES[name],
+                LLAMA_8B,
+                *shape,
+                selector,
+                budget=budget,
+                missing=missing,
+                launches_per_layer=launches_per_layer,
+            ),
+        }
         for name in devices
-        for context, batch in SHAPES
+        for shape in SHAPES
         for selector in selectors
+        for budget, missing in reads
     ]
 
 
@@ -125,20 +148,23 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows there.")] = None,
     device: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(DEVICES)}; several.")] = None,
     selector: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SELECTORS)}; several.")] = None,
-    budget: Annotated[float, typer.Option(help="Part of a context that a step reads.")] = 0.05,
-    missing: Annotated[float, typer.Option(help="Part of what it reads that comes from the host.")] = 0.1,
-    launches_per_layer: Annotated[float, typer.Option(help="As count_step.py counts them.")] = 7.0,
+    budget: Annotated[
+        list[float] | None, typer.Option(help="Part of a context that a step reads; several.")
+    ] = None,
+    missing: Annotated[
+        list[float] | None,
+        typer.Option(help="Part of what it reads that comes from the host; of each budget."),
+    ] = None,
+    launches_per_layer: Annotated[float, typer.Option(help="As count_step.py counts them.")] = 6.0,
 ) -> None:
     for given, known in ((device, DEVICES), (selector, SELECTORS)):
         if unknown := sorted(set(given or []) - set(known)):
             raise typer.BadParameter(f"{', '.join(unknown)} is not known: use one of {', '.join(known)}")
-    rows = predictions(
-        device or ["H200"],
-        selector or ["rep"],
-        budget=budget,
-        missing=missing,
-        launches_per_layer=launches_per_layer,
-    )
+    budgets, parts = budget or [0.05], missing or [0.1]
+    if len(budgets) != len(parts):
+        raise typer.BadParameter("give as many --missing as --budget")
+    reads = list(zip(budgets, parts, strict=True))
+    rows = predictions(device or ["H200"], selector or ["bits"], reads, launches_per_layer)
     if json is not None:
         write_results("roofline", rows, out=json)
     print_rows("Predictions, Llama-3-8B", rows)

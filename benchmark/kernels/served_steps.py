@@ -6,7 +6,7 @@ Each arm is a server of its own, with dummy weights, no tokenizer and torch's sa
 of requests, each with a context of its own of random tokens. A step is the time between two tokens of one
 request while all of them decode; ``tokens_per_s`` counts all of them. A line of JSON is added behind each
 shape, and one that says why where an arm fails. --dry-run takes the same way on a CPU with a tiny model: it
-proves the script, and its times mean nothing.
+proves the script, and its times mean nothing; Triton's kernels run in its interpreter there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ import httpx
 import torch
 import typer
 
+UNTRIED = Path(__file__).parents[2] / "test/support/checks/untried_producers"
+"""A plugin of sglang: producers of page scores that no GPU has run serve on a CPU."""
 LLAMA_8B = {
     "vocab_size": 128_256,
     "hidden_size": 4096,
@@ -79,6 +81,7 @@ class Setting:
         config: fields of the model's configuration.
         flags: of every server.
         arms: of the servers, the flags that tell them apart.
+        interpreted: of the arms, those that run in Triton's interpreter, and only the first shape.
         shapes: tokens of a context and number of requests; None is as many as fit the pool, up to 16.
     """
 
@@ -86,6 +89,7 @@ class Setting:
     flags: tuple[str, ...]
     arms: dict[str, tuple[str, ...]]
     shapes: tuple[tuple[int, int | None], ...]
+    interpreted: frozenset[str] = frozenset()
 
 
 REUSE_ALONE = ("--kv-policy", "importance", "--kv-importance-source", "none")
@@ -134,12 +138,13 @@ CPU = Setting(
             *("--max-total-tokens", "4096"),
         ),
         "importance": (*REUSE_ALONE, "--max-total-tokens", "4096"),
-        "torch_native": (
-            *("--kv-policy", "importance", "--kv-importance-source", "torch_native"),
-            *("--max-total-tokens", "4096"),
+        "triton": (
+            *("--kv-policy", "importance", "--kv-importance-source", "triton"),
+            *("--attention-backend", "triton", "--max-total-tokens", "4096"),
         ),
     },
     ((256, 1), (1024, None)),
+    frozenset(["triton"]),
 )
 
 
@@ -150,14 +155,19 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(SAME_OF_ALL | config, indent=1))
 
 
-def environment() -> dict[str, str]:
+def environment(*, interpreted: bool) -> dict[str, str]:
     """That of a server: it imports one family of models, where sglang would import two hundred."""
     found = find_spec("sglang")
     assert found is not None
     assert found.origin is not None
     models = (Path(found.origin).parent / "srt/models").glob("*.py")
     others = sorted(path.stem for path in models if path.stem not in ("__init__", "llama"))
-    return {**os.environ, "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others)}
+    found_first = [str(UNTRIED), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
+        **({"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(found_first)} if interpreted else {}),
+    }
 
 
 def free_port() -> int:
@@ -167,7 +177,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
+def server(flags: Sequence[str], log: Path, deadline: float, *, interpreted: bool = False) -> Iterator[str]:
     """The address of a server that answers, which is ended behind the block.
 
     Raises:
@@ -177,7 +187,11 @@ def server(flags: Sequence[str], log: Path, deadline: float) -> Iterator[str]:
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *flags, "--port", str(port)]
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment()
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment(interpreted=interpreted),
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -288,12 +302,13 @@ def rows_of_arm(
 ) -> Iterator[dict[str, Any]]:
     flags = ["--model-path", str(model), *SERVED, *setting.flags, *setting.arms[arm]]
     starts = time.monotonic()
-    with server(flags, log, deadline) as url:
+    with server(flags, log, deadline, interpreted=arm in setting.interpreted) as url:
         yield {"arm": arm, "started_s": time.monotonic() - starts}
         pool_tokens = httpx.get(f"{url}/server_info", timeout=60).json()["max_total_num_tokens"]
         vocabulary = setting.config["vocab_size"]
         measured(url, prompts_of(64, 1, vocabulary, seed=0), ends)  # what a first request builds
-        for number, (context, requests) in enumerate(setting.shapes, start=1):
+        shapes = setting.shapes[:1] if arm in setting.interpreted else setting.shapes
+        for number, (context, requests) in enumerate(shapes, start=1):
             fitting = pool_tokens // (context + STEPS + 16)
             together = min(MOST_REQUESTS, fitting) if requests is None else requests
             shape = {"arm": arm, "context": context, "requests": together, "pool_tokens": pool_tokens}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmark.serving.measured import table as _table
 from scripts.rendering.figures import results
 
 
@@ -19,3 +20,22 @@ def waits_a_step() -> str:
     """How often such a step waits for the device, now and as it was."""
     now, before = (_most(file, "host_syncs_per_step") for file in ("count_step", "count_step_before"))
     return f"{now:.0f} times where it waited {before:.0f} times"
+
+
+def hidden_copies_table() -> str:
+    """Predicted steps of equal answers: fewer pages that are waited for, and more whose copies are hidden."""
+    rows = results("roofline")["rows"]
+    few, many = sorted({row["budget"] for row in rows})[-2:]
+    by_shape = {(row["context"], row["batch"], row["budget"]): row for row in rows}
+    lines = []
+    for context, batch in dict.fromkeys((row["context"], row["batch"]) for row in rows):
+        waited, hidden = (by_shape[context, batch, budget] for budget in (few, many))
+        cells = [f"{waited[name]:.1f}" for name in ("dense_ms", "link_ms", "waited_ms")]
+        cells += [f"{hidden[name]:.1f}" for name in ("link_ms", "captured_ms")]
+        fitting = f"{waited['dense_requests']} of {batch}" if waited["dense_requests"] < batch else str(batch)
+        ratio = waited["waited_ms"] / hidden["captured_ms"]
+        lines.append([f"{context:,}", fitting, *cells, f"{ratio:.2f}"])
+    titles = ["context", "requests that fit dense", "dense, ms"]
+    titles += [f"{few:.0%} read: {what}" for what in ("link", "waited for")]
+    titles += [f"{many:.0%} read: {what}" for what in ("link", "hidden")]
+    return _table([*titles, "times as fast"], lines)

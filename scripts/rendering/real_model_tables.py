@@ -68,6 +68,45 @@ def records_kept(share: float) -> str:
     return f"{row['records_kept']} of {row['records']}"
 
 
+_ORDERS = {
+    "exact": "what it chose; copies are waited for",
+    "last step": "what the step before chose",
+    "last layer": "what the layer before chose",
+    "resident": "of its choice what is there",
+}
+
+
+def copies_ahead_table() -> str:
+    """Attention and next tokens where pages are copied behind other work."""
+    lines = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['share']:.0%}",
+            _ORDERS[row["order"]],
+            _interval(row["of_exact"], "value", form=".3f"),
+            *(_interval(row[kind], "value") for kind in ("plain", "quoted")),
+        ]
+        for row in results("copies_ahead")["rows"]
+    ]
+    titles = ["context", "chosen", "read", "attention, of the chosen pages'", "text goes on, nats"]
+    return _table([*titles, "a passage again, nats"], lines)
+
+
+def copies_ahead(number: str, tokens: int, share: float = 0.1, order: str = "exact") -> str:
+    """A number of that measurement, with its interval."""
+    (row,) = (
+        row
+        for row in results("copies_ahead")["rows"]
+        if (row["tokens"], row["share"], row["order"]) == (tokens, share, order)
+    )
+    return _interval(row[number], "value")
+
+
+def copies_ahead_windows() -> str:
+    """How many windows of each length it rests on."""
+    return str(min(row["windows"] for row in results("copies_ahead")["rows"]))
+
+
 _READS = {
     "dense": "all of it, nothing copied",
     "upstream": "all of it, sglang's own CPU attention",

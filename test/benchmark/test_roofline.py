@@ -28,6 +28,9 @@ def test_the_table_of_the_audit(shape: tuple[int, int]) -> None:
     assert row["dense_ms"] == pytest.approx(dense, rel=0.03)
     assert row["floor_ms"] == pytest.approx(floor, rel=0.03)
     assert row["eager_ms"] > row["captured_ms"] > row["floor_ms"]
+    assert row["waited_ms"] == pytest.approx(row["floor_ms"] + 32 * 168 * 1.5e-3 + row["link_ms"]), (
+        "copies in front of the attention that reads them"
+    )
 
 
 def test_what_reads_everything_is_dense_and_what_does_not_fit_is_not_served() -> None:

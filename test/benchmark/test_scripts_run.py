@@ -32,51 +32,13 @@ SMALLEST = {
 }
 # They run for minutes, most of them with servers, and what they run has tests of its own.
 COMPARED = "kv_size.py"
-ONLY_READ = (
-    "agents.py",
-    "agents_admission.py",
-    "agents_offline.py",
-    "agents_restart.py",
-    "agents_served.py",
-    "eviction/demotion.py",
-    "eviction/destructive.py",
-    "eviction/wrong_evictions.py",
-    "fleet.py",
-    "hot_prefix.py",
-    "kernels/run.py",
-    "native_scores/judge.py",
-    "native_scores/train.py",
-    "overhead.py",
-    "sparse/adversarial.py",
-    "sparse/bounds.py",
-    "sparse/exact_match.py",
-    "sparse/history.py",
-    "sparse/interrupted.py",
-    "sparse/joint.py",
-    "sparse/latency.py",
-    "sparse/load.py",
-    "sparse/residency.py",
-    "sparse/scores.py",
-    "sparse/served.py",
-    "sparse/real_model.py",
-    "sparse/text.py",
-    "cpu_attention.py",
-    "real_model/times.py",
-    "real_model/findings.py",
-    "sparse/thought_budgets.py",
-    "sparse/thoughts.py",
-    "published.py",
-    "reasoning_served.py",
-    "reasoning_windows.py",
-    "restart.py",
-    "serving/agents.py",
-    "serving/decisions.py",
-    "serving/run.py",
-    "soak.py",
-    "sweep.py",
-    "thinking.py",
-    "tier_chain.py",
-    "volatile_beginnings.py",
+ONLY_READ = sorted(
+    {
+        str(file.relative_to(FOLDER))
+        for file in FOLDER.rglob("*.py")
+        if "lab" not in file.relative_to(FOLDER).parts and '__name__ == "__main__"' in file.read_text()
+    }
+    - {*SMALLEST, *REPLAYED, COMPARED, DAY}
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))
 NO_OUT = ("metrics_publishing.py",)
@@ -151,7 +113,7 @@ def _write_conversation(path: Path, *, requests: int) -> None:
 
 @pytest.mark.parametrize("script", ONLY_READ)
 def test_script_explains_itself(script: str) -> None:
-    assert "Options" in _run(script, "--help", warm=True)
+    assert "options" in _run(script, "--help", warm=True).lower()
 
 
 @pytest.mark.parametrize(("script", "size"), TOO_SMALL)
@@ -160,12 +122,3 @@ def test_script_names_a_size_that_is_too_small(script: str, size: tuple[str, str
     assert ran.returncode == 2, ran.stderr
     assert " ".join(size) in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_no_script_is_forgotten() -> None:
-    scripts = {
-        str(file.relative_to(FOLDER))
-        for file in FOLDER.rglob("*.py")
-        if "lab" not in file.relative_to(FOLDER).parts and '__name__ == "__main__"' in file.read_text()
-    }
-    assert scripts == {*SMALLEST, *REPLAYED, *ONLY_READ, COMPARED, DAY}

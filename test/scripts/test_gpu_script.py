@@ -254,13 +254,7 @@ def test_an_arm_that_fails_is_written_and_the_next_goes_on(
         served_steps.main(out=out, logs=tmp_path, dry_run=True, minutes=1, only=None)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert lines.pop(0)["torch"] == torch.__version__
-    assert [line["arm"] for line in lines] == [
-        "default",
-        "tiered",
-        "importance",
-        "importance",
-        "torch_native",
-    ]
+    assert [line["arm"] for line in lines] == ["default", "tiered", "importance", "importance", "triton"]
     assert lines[3]["failed"] == "the server ended: out of memory"
     assert all(line["dry_run"] for line in lines)
 

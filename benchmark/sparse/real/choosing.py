@@ -20,6 +20,9 @@ Estimates = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes scaled queries [tokens, heads, dimension] and int64 [pages]; returns [tokens * heads, pages]."""
 Estimator = Callable[[int, torch.Tensor], Estimates]
 """Takes a layer and the keys of its pages, [pages, page size, KV heads, dimension]."""
+Reads = Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes a layer, a task, its queries [tokens, heads, dimension], the keys of its context [keys, KV heads,
+dimension] and what was chosen, bool [tokens, KV heads, pages]; returns what is read, of the same shape."""
 
 RULE = ChoiceRule(sink_tokens=SINK_TOKENS, window_tokens=WINDOW_TOKENS)
 
@@ -111,10 +114,12 @@ def chosen_answers(
     share: float,
     page_size: int,
     layers: Container[int] | None = None,
+    reads: Reads | None = None,
 ) -> tuple[list[torch.Tensor], Read]:
     """Log probabilities of every task, [scored, vocabulary] each, and what was read for them.
 
-    ``layers`` choose, the others read every page; None for all.
+    ``layers`` choose, the others read every page; None for all. ``reads`` says what is read of a choice;
+    None: all of it.
     """
     size = len(window.tokens)
     inputs = [torch.tensor([task.cue[-1], *task.scored[:-1]]) for task in window.tasks]
@@ -139,11 +144,14 @@ def chosen_answers(
         pool, of_task = _paged(prefill.keys[layer], [k for k, _ in own], page_size)
         estimates = estimator(layer, pool)
         outputs = []
-        for q, start, (k, v), pages in zip(queries.split(sizes), starts, own, of_task, strict=True):
+        parts = zip(queries.split(sizes), starts, own, of_task, strict=True)
+        for task, (q, start, (k, v), pages) in enumerate(parts):
             position = torch.arange(start, start + len(q))
             chosen = _choice(q, estimates, pages, position, grain, share, page_size, decoder.shape.kv_heads)
-            count.add(chosen)
             context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
+            if reads is not None:
+                chosen = reads(layer, task, q, context[0], chosen)
+            count.add(chosen)
             length = len(context[0])
             allowed = chosen.repeat_interleave(page_size, dim=2)[:, :, :length]
             outputs.append(attend(q, *context, allowed & _causal(position, length)[:, None]))
