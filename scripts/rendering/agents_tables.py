@@ -232,22 +232,6 @@ def agents_offline_least() -> str:
     return f"at least {least:.2f} of it, with {alive} alive at {size:.0%}"
 
 
-def agents_offline_moved() -> float:
-    """By how much of the gap the policy moved in any order and size when sub-agents that nobody waited for
-    began where they do: twenty alive, in the orders that both files have."""
-    before, after = (
-        {
-            each["capacity"]: each["gaps"]
-            for each in results(name)["rows"]
-            if (each["alive"], each["policy"]) == (20, "importance")
-        }
-        for name in ("agents_offline", "agents_offline_alive")
-    )
-    return max(
-        abs(one - other) for size in after for one, other in zip(before[size], after[size], strict=False)
-    )
-
-
 def agents_over_table() -> str:
     """What the policy closes of the gap, and what it would if it were told what is over."""
     lines = []
