@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,25 @@ class Grammar:
         self.clock[0] += self.takes
 
 
+def ranks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    served = SimpleNamespace(attn_tp_size=number, attn_dcp_size=1)
+    monkeypatch.setattr(grammars, "get_parallel", lambda: served)
+
+
+def test_ranks_that_must_agree_go_on_with_a_slow_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(grammars.time, "thread_time", lambda: clock[0])
+    ranks(monkeypatch, 2)
+    grammar = Grammar(clock)
+    grammar.takes = 2 * grammars.MOST_SECONDS
+    grammars._around_fill(Grammar.step, grammar, None, 0)
+    grammars._around_accept(Grammar.step, grammar, 5)
+
+
 def test_a_slow_grammar_ends_its_request_at_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(grammars.time, "thread_time", lambda: clock[0])
+    ranks(monkeypatch, 1)
     grammar, other = Grammar(clock), Grammar(clock)
     for each in (grammar, other):
         grammars._around_fill(Grammar.step, each, None, 0)

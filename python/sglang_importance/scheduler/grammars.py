@@ -1,7 +1,8 @@
 """What grammars that clients write may take of a scheduler: a bounded memory, and a bounded time a token.
 
 An ambiguous grammar takes longer with every token, and everybody's next token waits for it: its request is
-aborted, as sglang aborts one whose token the grammar does not take.
+aborted, as sglang aborts one whose token the grammar does not take. Ranks that serve the same requests have
+clocks of their own and must agree, so beside others a rank aborts none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_importance.upstream.hooks import Hook, HookType
 
@@ -33,8 +36,14 @@ def _after_set_cache(result: None, backend: BaseGrammarBackend, *args: Any) -> N
 def _around_fill(fill: Callable[..., None], grammar: Any, *args: Any) -> None:
     began = time.thread_time()
     fill(grammar, *args)
-    if time.thread_time() - began > MOST_SECONDS:
+    if time.thread_time() - began > MOST_SECONDS and _serves_alone():
         setattr(grammar, _SLOW, True)
+
+
+def _serves_alone() -> bool:
+    """Whether no other rank serves this one's requests."""
+    ranks = get_parallel()
+    return bool(ranks.attn_tp_size * ranks.attn_dcp_size == 1)
 
 
 def _around_accept(accept: Callable[..., None], grammar: Any, token: int) -> None:
