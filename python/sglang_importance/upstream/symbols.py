@@ -248,7 +248,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
         "self, node, tracker, device_frees, host_frees",
         "self, node, tracker, device_frees, host_frees, cache_actions",
     ),
-    # wrapped by the gate
+    # wrapped by the filter of backups
     f"{_TREE_CORE}._inc_hit_count_and_check": ("self, node, chunked", "self, node"),
     f"{_TREE_CORE}.evict_device_leaf": "self, node_id, is_write_back",
     # the store
