@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmark.sparse.real.choosing import RULE
-from sgl_importance_kernels.reference.page_scores import pages_of
+from sgl_importance_lab.conformance.page_scores import pages_of
 
 Order = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a layer, a task, what was chosen and what is read whatever the budget, bool [tokens, pages]; returns
