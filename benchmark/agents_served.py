@@ -17,9 +17,8 @@ come when they came. Prompts are inserted by prefill chunks, answers when they e
 
 Hit rates are deterministic. ``uncached`` is the ratio of computed prompt blocks to those of LRU: mean over
 the orders in which sessions begin, with a 95 % interval (Student's t); ``beside_vllm`` to those of vLLM.
-``running`` is the mean number of
-requests that an admission finds running, and ``held`` the different pages of the prompts of these and of the
-one admitted, as a mean share of the pool.
+``running`` is the mean number of requests that an admission finds running, and ``held`` the different pages
+of the prompts of these and of the one admitted, as a mean share of the pool.
 """
 
 from __future__ import annotations

@@ -34,17 +34,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.peers.check_vllm_blocks import computed_of
 from benchmark.peers.learnt import LOADS, USUAL, Load, server, shadow
-from benchmark.peers.victims import SEEDS, Foresight, Future, each_computed, trace_of
+from benchmark.peers.victims import SEEDS, Foresight, Future, LeafOrder, each_computed, trace_of
 from benchmark.peers.workloads import PAGE, WAIT_SIGMA, Sent, Texts, agents, until_unique
 from benchmark.results import RESULTS, rows_so_far, write_results
-from sgl_importance.nodes.named_sessions import SessionName
-from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_ranking import LruShadowRanking
-from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.served_nodes import ServedPages
-from sgl_importance_lab.replay.trace import Trace
 
 AGES = np.geomspace(1e-3, 200.0, 2_000)
 """In medians of the waits."""
@@ -68,7 +64,7 @@ def retention_index(goes_on: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([*index, index[-1]])
 
 
-class KnownWaits(LruShadowRanking):
+class KnownWaits(LeafOrder):
     """Takes the leaf of least index, summed over the sessions whose last prompt it is part of.
 
     Args:
@@ -86,23 +82,13 @@ class KnownWaits(LruShadowRanking):
         self._knows_ends = knows_ends
         goes_on = 1.0 if knows_ends else sum(not request.is_last for request in requests) / len(requests)
         self._index = retention_index(goes_on)
-        self._leaves: dict[int, ShadowNode] = {}
         self._last: dict[int, int] = {}  # request of each session
         self._sessions: defaultdict[bytes, set[int]] = defaultdict(set)  # whose last prompt has the page
         self._told = 0
 
-    def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
-        self._leaves[node.id] = node
-
-    def leave(self, node: ShadowNode, tier: Tier = Tier.DEVICE) -> None:
-        self._leaves.pop(node.id, None)
-
     def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
-        if not self._leaves:
-            return None
         self._catch_up()
-        node = min(self._leaves.values(), key=lambda node: (self._value(node), node.last_use))
-        return self._leaves.pop(node.id)
+        return super().victim(tier)
 
     def _catch_up(self) -> None:
         for number in range(self._told, self._future.now + 1):
@@ -115,7 +101,7 @@ class KnownWaits(LruShadowRanking):
                 self._sessions[page].add(session)
         self._told = self._future.now + 1
 
-    def _value(self, node: ShadowNode) -> float:
+    def worth(self, node: ShadowNode) -> float:
         now = self._requests[self._future.now].time
         value = 0.0
         for session in self._sessions[node.pages[0]]:
@@ -123,21 +109,6 @@ class KnownWaits(LruShadowRanking):
             if not (self._knows_ends and last.is_last):
                 value += self._index[min(int(np.searchsorted(AGES, now - last.time)), len(AGES) - 1)]
         return value
-
-
-def computed_where_told(cache: ShadowCache, requests: list[Sent], trace: Trace, served: ServedPages) -> int:
-    """Prompt tokens that ours computes where sessions say that they are over."""
-    missed = 0
-    for number, request in enumerate(requests):
-        name, session = str(number), SessionName(str(request.session))
-        tokens = len(request.ids)
-        found = cache.admit(name, served.prompt(number), tokens, session)
-        assert found is not None, "a prompt is longer than the cache"
-        missed += tokens - found
-        cache.finish(name, served.with_answer(number), served.tokens(number), AnswerEnd.UNKNOWN)
-        if request.is_last:
-            cache.session_over(session)
-    return missed
 
 
 def row_of(load: Load, seed: int, texts: Texts) -> dict[str, Any]:
@@ -157,7 +128,7 @@ def row_of(load: Load, seed: int, texts: Texts) -> dict[str, Any]:
     every = range(trace.num_requests)
     counts = {name: sum(each_computed(trace, served, cache, every, future)) for name, cache in caches.items()}
     counts["vllm"] = computed_of(requests, load.pool)
-    counts["ours (told)"] = computed_where_told(server(pages), requests, trace, served)
+    counts["ours (told)"] = sum(each_computed(trace, served, server(pages), every, future, told=requests))
     return {**load._asdict(), "seed": seed, "requests": len(requests), **counts}
 
 

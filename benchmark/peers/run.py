@@ -136,6 +136,9 @@ def send(served: Served, requests: list[Sent], clients: int, title: str, tells: 
 
 
 def row_of(served: Served, requests: list[Sent], clients: int, title: str, tells: bool) -> dict[str, Any]:
+    if tells and not any(request.is_last for request in requests):
+        kept = PLACE / "workloads"
+        raise typer.BadParameter(f"no session ends: leave out the told arms, or delete {kept} if it is old")
     start = time.perf_counter()
     answers = send(served, requests, clients, title, tells)
     assert clients > 1 or answers[0]["cached"] == 0, "the server was not empty"

@@ -11,6 +11,7 @@ by which of the two comes back first: ``worse`` where ours took that one.
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from benchmark.peers.served import CHUNK
 from benchmark.peers.workloads import PAGE, UNIQUE, Sent, Texts
 from benchmark.results import RESULTS, write_results
 from sgl_importance.nodes.ghosts import ghost_pages_of
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
@@ -58,13 +60,17 @@ class Future:
         return asked[later] if later < len(asked) else NEVER
 
 
-class Foresight(LruShadowRanking):
-    """Takes the leaf that comes back last."""
+class LeafOrder(LruShadowRanking):
+    """Takes the leaf that is worth least, of those that are worth as much the one that was used last longest
+    ago; looks at each."""
 
-    def __init__(self, future: Future) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._future = future
         self._leaves: dict[int, ShadowNode] = {}
+
+    @abstractmethod
+    def worth(self, node: ShadowNode) -> float:
+        """Of keeping a leaf."""
 
     def enter(self, node: ShadowNode, tier: Tier = Tier.DEVICE, below: Tier | None = None) -> None:
         self._leaves[node.id] = node
@@ -75,8 +81,19 @@ class Foresight(LruShadowRanking):
     def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
         if not self._leaves:
             return None
-        node = max(self._leaves.values(), key=lambda node: (self._future.next_use(node), -node.last_use))
+        node = min(self._leaves.values(), key=lambda node: (self.worth(node), node.last_use))
         return self._leaves.pop(node.id)
+
+
+class Foresight(LeafOrder):
+    """Takes the leaf that comes back last."""
+
+    def __init__(self, future: Future) -> None:
+        super().__init__()
+        self._future = future
+
+    def worth(self, node: ShadowNode) -> float:
+        return -self._future.next_use(node)
 
 
 class Compared(ImportanceRanking):
@@ -135,17 +152,29 @@ def computed(trace: Trace, served: ServedPages, capacity: int, ranking: ShadowRa
 
 
 def each_computed(
-    trace: Trace, served: ServedPages, cache: ShadowCache, requests: range, future: Future
+    trace: Trace,
+    served: ServedPages,
+    cache: ShadowCache,
+    requests: range,
+    future: Future,
+    told: Sequence[Sent] | None = None,
 ) -> list[int]:
-    """Prompt tokens of each of these requests that the cache does not find."""
+    """Prompt tokens of each of these requests that the cache does not find.
+
+    Args:
+        told: the requests, where sessions are named, and say when they are over.
+    """
     misses = []
     for request in requests:
         future.now = request
         tokens = int(trace.input_tokens[request])
-        found = cache.admit(str(request), served.prompt(request), tokens)
+        session = None if told is None else SessionName(str(told[request].session))
+        found = cache.admit(str(request), served.prompt(request), tokens, session)
         assert found is not None, "a prompt is longer than the cache"
         misses.append(tokens - found)
         cache.finish(str(request), served.with_answer(request), served.tokens(request), AnswerEnd.UNKNOWN)
+        if told is not None and session is not None and told[request].is_last:
+            cache.session_over(session)
     return misses
 
 

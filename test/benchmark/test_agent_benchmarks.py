@@ -164,6 +164,16 @@ def test_answers_that_take_time_run_beside_each_other(
     assert script.load(trace, None)[0] == 0
 
 
+def test_vllm_finds_as_much_as_lru_where_all_fits_and_the_beginnings_of_texts_where_not(
+    modules: SimpleNamespace,
+) -> None:
+    script, trace = modules.agents_served, branching_sessions(300)
+    everything = script.Job(0, script.VLLM, 4 * trace.num_blocks + 100)
+    assert script.hits([trace], everything) == script.hits([trace], replace(everything, policy=script.LRU))
+    small = script.Job(0, script.VLLM, 100)
+    assert 0 < script.hits([trace], small) < script.hits([trace], everything)
+
+
 def test_requests_end_when_their_answers_do(modules: SimpleNamespace) -> None:
     builder = TraceBuilder("four", BLOCK)
     for seconds, tokens in ((0.0, 100), (1.0, 25), (2.0, 1000), (2.5, 0)):

@@ -54,6 +54,14 @@ def test_the_end_of_a_text_goes_before_its_beginning() -> None:
     assert blocks.computed(names(text(1, 4)), 17, 1) == 17 - 3 * BLOCK
 
 
+def test_what_is_not_a_full_block_goes_before_older_ones() -> None:
+    blocks = VllmBlocks(6, BLOCK)
+    blocks.computed(names(text(1, 2)), 9, 1)
+    blocks.computed(names(text(2, 2)), 9, 1)
+    blocks.computed(names(text(3, 1)), 5, 1)  # in the two that have no name
+    assert blocks.computed(names(text(1, 2)), 9, 1) == 1
+
+
 def test_an_answer_that_goes_on_is_found() -> None:
     blocks = VllmBlocks(20, BLOCK)
     longer = text(1, 4)
