@@ -30,17 +30,20 @@ EXCHANGES = 10
 PROMPT = {"input_ids": list(range(300, 340))}
 # How each operation is asked for; a pre-warm asks for its room only where a ledger has planned it.
 ASKED: dict[str, tuple[str, str, Any]] = {
-    "snapshot": ("GET", "", None),
-    "tree": ("GET", "/tree", None),
-    "node": ("GET", "/node/1", None),
-    "node_prompt": ("GET", "/node/1/prompt", None),
-    "events": ("GET", "/events", None),
-    "pins": ("GET", "/pins", None),
-    "importance": ("POST", "/importance", {"keys": ["00" * 16]}),
-    "find": ("POST", "/find", PROMPT),
-    "pin": ("POST", "/pin", PROMPT),
-    "unpin": ("POST", "/unpin", {"pin_id": "none"}),
-    "prewarm_facts": ("POST", "/prewarm", PROMPT),
+    "snapshot": ("GET", "/kv_importance", None),
+    "tree": ("GET", "/kv_importance/tree", None),
+    "node": ("GET", "/kv_importance/node/1", None),
+    "node_prompt": ("GET", "/kv_importance/node/1/prompt", None),
+    "events": ("GET", "/kv_importance/events", None),
+    "pins": ("GET", "/kv_importance/pins", None),
+    "importance": ("POST", "/kv_importance/importance", {"keys": ["00" * 16]}),
+    "find": ("POST", "/kv_importance/find", PROMPT),
+    "pin": ("POST", "/kv_importance/pin", PROMPT),
+    "unpin": ("POST", "/kv_importance/unpin", {"pin_id": "none"}),
+    "prewarm_facts": ("POST", "/kv_importance/prewarm", PROMPT),
+    "why": ("GET", "/kv_importance/why?rid=none", None),
+    "close_session": ("POST", "/close_session", {"session_id": "none"}),
+    "why_prompt": ("POST", "/kv_importance/why", PROMPT),
 }
 WITHOUT_CALLER = {"prewarm_room", "answered"}
 """Asked by the HTTP process itself: beside a job, and behind an answer, which waits for neither."""
@@ -149,7 +152,7 @@ def test_a_fault_in_an_operation_is_its_caller_s_answer(
     breakable: Breakable, exchanges: list[Exchange], operation: str
 ):
     server, (method, path, body) = breakable.server, ASKED[operation]
-    url = f"{server.base_url}/kv_importance{path}"
+    url = f"{server.base_url}{path}"
     before = server.metric(f"{PREFIX}faults_total", place="operation")
     breakable.break_(f"operation {operation}", 0)
     answer = httpx.request(method, url, json=body, trust_env=False)
