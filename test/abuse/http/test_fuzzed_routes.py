@@ -22,9 +22,9 @@ from support.servers import ServerProcess
 pytestmark = pytest.mark.server
 
 PREFIX = "/kv_importance"
-READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/prewarm", "/prewarm/x")
-ACTS = ("/pin", "/unpin", "/find", "/importance", "/prewarm")
-OPERATIONS = 14
+READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/why", "/prewarm", "/prewarm/x")
+ACTS = ("/pin", "/unpin", "/find", "/importance", "/why", "/prewarm")
+OPERATIONS = len(READS) + len(ACTS) + 1  # a pre-warm can be deleted
 ANSWERS = {200, 400, 403, 404, 405, 415}
 
 
