@@ -36,7 +36,7 @@ install() {  # whatever else it is given is installed there too
   pip_install() { "$python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$packages" "$@"; }
   pip_install "sglang==$release"
   # shellcheck disable=SC2046  # one word per package
-  pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar)==' \
+  pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar|openai)==' \
     "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r') "$@"
   touch "$folder/complete"
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 
@@ -20,6 +20,10 @@ def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
         if include != "all":
             raise ValueError(f"Invalid include sections: {include}")
         return include
+
+    @app.post("/responses")
+    async def respond(request: Request) -> str:
+        return str(request.app.state.handler_that_sglang_could_not_import)
 
     @app.exception_handler(HTTPException)
     async def answer(request: object, error: HTTPException) -> PlainTextResponse:
@@ -38,3 +42,11 @@ def test_it_is_refused_by_its_own_words(client: TestClient):
 
 def test_without_a_query_it_is_the_server_s_error(client: TestClient):
     assert client.get("/loads").status_code == 500
+
+
+def test_what_sglang_has_not_loaded_is_not_the_client_s_error(client: TestClient):
+    answer = client.post("/responses", json={})
+    assert (answer.status_code, answer.text.partition(":")[0]) == (
+        501,
+        "sglang has not loaded what answers this route",
+    )

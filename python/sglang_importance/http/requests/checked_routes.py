@@ -24,7 +24,7 @@ from sglang_importance.http.requests.fields.operator_tables import NEEDS
 from sglang_importance.http.requests.fields.server_facts import ServerFacts, facts_of
 from sglang_importance.http.requests.long_lists import check_long_lists
 from sglang_importance.http.requests.route_families import UNHANDLED
-from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
+from sglang_importance.http.requests.unreadable import UNREADABLE, refusal
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
 
@@ -58,7 +58,7 @@ async def _refuse_query(request: Request, error: Exception) -> Response:
     if not _is_ours() or not request.query_params:
         raise error
     handle: Any = request.app.exception_handlers[HTTPException]
-    response: Response = await handle(request, HTTPException(status_code=400, detail=unreadable(error)))
+    response: Response = await handle(request, refusal(error))
     return response
 
 
@@ -149,11 +149,8 @@ def _refusing(answer: ASGIApp, app: FastAPI, errors: tuple[type[Exception], ...]
         except errors as error:
             if began or not _is_ours():
                 raise
-            refused = HTTPException(status_code=400, detail=unreadable(error))
-            handle: Any = app.exception_handlers[
-                HTTPException
-            ]  # sglang's, which knows the shape of each route
-            response = await handle(Request(scope, receive), refused)
+            handle: Any = app.exception_handlers[HTTPException]  # sglang's, which knows each route's shape
+            response = await handle(Request(scope, receive), refusal(error))
             await response(scope, receive, send)
 
     return answer_or_refuse

@@ -11,6 +11,8 @@ import traceback
 
 import jinja2
 import msgspec
+from fastapi import HTTPException
+from starlette.datastructures import State
 
 from sglang_importance.http.requests.fields.bad_field import BadField
 
@@ -22,6 +24,18 @@ UNREADABLE = (
 
 
 logger = logging.getLogger(__name__)
+
+
+def refusal(error: BaseException) -> HTTPException:
+    """The answer to a request at which a route has raised.
+
+    sglang serves without a handler whose packages it cannot import, and looks for it with the first request:
+    that is not the client's error.
+    """
+    if isinstance(getattr(error, "obj", None), State):
+        detail = "sglang has not loaded what answers this route: its log says why, where the server started"
+        return HTTPException(status_code=501, detail=detail)
+    return HTTPException(status_code=400, detail=unreadable(error))
 
 
 def unreadable(error: BaseException) -> str:
