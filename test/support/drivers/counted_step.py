@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape, plan_device
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
-from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_lab.selectors.registry import ready_selector
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.sparse.selections import Selections
@@ -107,7 +107,7 @@ class CountedStep:
         table.req_to_token[: batch + 1].zero_()
         table.req_to_token[:batch, : per_request * PAGE] = self.locations.int()
 
-    def _batch(self, length: int) -> ForwardBatch:
+    def _batch(self, lengths: Sequence[int]) -> ForwardBatch:
         rows = torch.arange(self.batch)
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE,
@@ -115,52 +115,65 @@ class CountedStep:
             input_ids=torch.zeros(self.batch, dtype=torch.int64),
             rids=[request.rid for request in self.requests],
             req_pool_indices=rows,
-            seq_lens=torch.full((self.batch,), length),
-            seq_lens_cpu=torch.full((self.batch,), length),
-            seq_lens_sum=self.batch * length,
-            out_cache_loc=self.locations[:, length - 1].contiguous(),
+            seq_lens=torch.tensor(lengths),
+            seq_lens_cpu=torch.tensor(lengths),
+            seq_lens_sum=sum(lengths),
+            out_cache_loc=self.locations[rows, torch.tensor(lengths) - 1],
         )
 
-    def _fill(self, length: int) -> None:
-        """The context before the step, written as prompts are; the pages themselves are not copied."""
-        slots = self.pool.slots
+    def _fill(self, lengths: Sequence[int]) -> None:
+        """The contexts before the step, written as prompts are; the pages themselves are not copied."""
         with DeviceCounts().counting():
-            self._fill_rows(slots, length)
+            self.fill(lengths)
 
-    def _fill_rows(self, slots: PageSlots, length: int) -> None:
-        for row in range(self.batch):
+    def fill(self, lengths: Sequence[int]) -> None:
+        """Contexts of so many tokens, written as prompts are."""
+        slots = self.pool.slots
+        for row, length in enumerate(lengths):
             at = self.locations[row, :length]
             plan = slots.begin_pass(at)
             for layer in range(LAYERS):
                 keys, values = (torch.randn(length, KV_HEADS, DIM, generator=self.random) for _ in range(2))
                 slots.write(layer, plan, keys, values)
 
-    def _layer(self, layer: RadixAttention, batch: ForwardBatch) -> torch.Tensor:
-        q, k, v = (
-            torch.randn(self.batch, heads, DIM, generator=self.random)
-            for heads in (HEADS, KV_HEADS, KV_HEADS)
-        )
-        return q.flatten(1), k, v  # type: ignore[return-value]
+    def inputs(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Drawn queries, keys and values of a step's tokens, by layer."""
+        return [
+            (
+                torch.randn(self.batch, HEADS * DIM, generator=self.random),
+                torch.randn(self.batch, KV_HEADS, DIM, generator=self.random),
+                torch.randn(self.batch, KV_HEADS, DIM, generator=self.random),
+            )
+            for _ in self.layers
+        ]
 
-    def run(self, length: int, of_pass: DeviceCounts, of_layers: DeviceCounts) -> list[torch.Tensor]:
-        """A step of so many tokens each; its outputs by layer."""
-        batch = self._batch(length)
+    def begin(self, lengths: Sequence[int], of_pass: DeviceCounts) -> ForwardBatch:
+        """What is done once for a step of so many tokens each."""
+        batch = self._batch(lengths)
         assert batch.seq_lens_cpu is not None
-        for counts in (of_pass, of_layers):
-            counts.on_host(batch.seq_lens_cpu, self.pool.slots.late.arrived)
-        inputs = [self._layer(layer, batch) for layer in self.layers]
+        of_pass.on_host(batch.seq_lens_cpu, self.pool.slots.late.arrived)
         with of_pass.counting():
             self.backend.init_forward_metadata(batch)
-        outputs = []
+        return batch
+
+    def run_layers(
+        self,
+        inputs: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        batch: ForwardBatch,
+        of_layers: DeviceCounts,
+    ) -> list[torch.Tensor]:
+        """Outputs of all layers."""
         with of_layers.counting():
-            for (q, k, v), layer in zip(inputs, self.layers, strict=True):
-                outputs.append(self.backend.forward_decode(q, k, v, layer, batch))
-        return outputs
+            return [
+                self.backend.forward_decode(q, k, v, layer, batch)
+                for (q, k, v), layer in zip(inputs, self.layers, strict=True)
+            ]
 
     def count(self) -> StepCounts:
         """Counts a step behind another one: pages of the first are in slots, what it built is built."""
-        self._fill(self.context - 2)
-        self.run(self.context - 1, DeviceCounts(), DeviceCounts())
+        lengths = [self.context] * self.batch
+        self._fill([length - 2 for length in lengths])
+        self.run_layers(self.inputs(), self.begin([n - 1 for n in lengths], DeviceCounts()), DeviceCounts())
         counts = StepCounts(DeviceCounts(), DeviceCounts())
-        self.run(self.context, counts.of_pass, counts.of_layers)
+        self.run_layers(self.inputs(), self.begin(lengths, counts.of_pass), counts.of_layers)
         return counts
