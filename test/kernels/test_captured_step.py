@@ -1,4 +1,5 @@
-"""What a CUDA graph demands of a decode step over tiered pages: a stand-in captures it, and replays it."""
+"""What a CUDA graph demands of a decode step over tiered pages: captured and replayed, by a stand-in in the
+interpreter and by CUDA where there is a device."""
 
 from __future__ import annotations
 
@@ -12,14 +13,11 @@ import torch
 pytest.importorskip("sglang")
 
 from support.device_counts import DeviceCounts
-from support.drivers.captured_step import CapturedStep, HostRead, NoWaits
+from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits
 from support.drivers.counted_step import PAGE, CountedStep
 from support.nightly_cases import rest_nightly
 
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the step's pools are on the CPU"),
-]
+pytestmark = pytest.mark.triton
 
 START = [11 * PAGE + 5, 10 * PAGE - 1]
 """Tokens of each request: in the steps that follow, the second completes a page, and begins the next."""
@@ -44,26 +42,29 @@ def metadata(step: CountedStep) -> list[tuple[str, torch.Tensor]]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("selector", rest_nightly(["bits", "token"]))
-def test_a_captured_step_replays_as_it_runs(selector: str) -> None:
+def test_a_captured_step_replays_as_it_runs(selector: str, device: str) -> None:
     """Other tokens, lengths and pages, in the buffers of the step that was captured."""
-    eager, captured = (CountedStep(len(START), max(START), selector) for _ in range(2))
+    on_cuda = device == "cuda"
+    no_waits: type[DeviceCounts] = NoSyncs if on_cuda else NoWaits
+    graph = CudaGraph() if on_cuda else CapturedStep()
+    eager, captured = (CountedStep(len(START), max(START), selector, device=device) for _ in range(2))
     for each in (eager, captured):
         each.fill([length - 2 for length in START])
         # What is kept of the pages of a request that has not chosen yet is asked of the device.
         lengths = [length - 1 for length in START]
-        each.run_layers(each.inputs(), each.begin(lengths, DeviceCounts()), NoWaits())
-    graph = CapturedStep()
+        each.run_layers(each.inputs(), each.begin(lengths, DeviceCounts()), no_waits())
     inputs = captured.inputs()
-    outputs = captured.run_layers(inputs, captured.begin(START, NoWaits()), graph)
+    outputs = captured.run_layers(inputs, captured.begin(START, no_waits()), graph)
     static = metadata(captured)
-    assert graph.launches["triton"] > 0
-    assert_same(outputs, eager.run_layers(eager.inputs(), eager.begin(START, NoWaits()), NoWaits()))
+    if on_cuda:
+        graph.replay()
+    assert_same(outputs, eager.run_layers(eager.inputs(), eager.begin(START, no_waits()), no_waits()))
     completed = 0
     for step in range(1, STEPS):
         lengths = [length + step for length in START]
         completed += sum(length % PAGE == 0 for length in lengths)
-        expected = eager.run_layers(eager.inputs(), eager.begin(lengths, NoWaits()), NoWaits())
-        captured.begin(lengths, NoWaits())
+        expected = eager.run_layers(eager.inputs(), eager.begin(lengths, no_waits()), no_waits())
+        captured.begin(lengths, no_waits())
         for (name, buffer), (_, fresh) in zip(static, metadata(captured), strict=True):
             assert buffer.shape == fresh.shape, f"the shape of {name} depends on the batch"
             buffer.copy_(fresh)
@@ -75,9 +76,11 @@ def test_a_captured_step_replays_as_it_runs(selector: str) -> None:
         assert not torch.equal(before[0], outputs[0])
         assert_same(outputs, expected)
     assert completed == 1
+    if on_cuda:
+        torch.cuda.synchronize()
     for mine, its in zip(captured.pool.slots.host, eager.pool.slots.host, strict=True):
         assert all(torch.equal(part, other) for part, other in zip(mine, its, strict=True))
-    captured.begin([length + STEPS for length in START], NoWaits())  # represents what was completed
+    captured.begin([length + STEPS for length in START], no_waits())  # represents what was completed
     captured.pool.slots.check_integrity()
 
 
@@ -106,6 +109,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @torch.inference_mode()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is counted is on a CPU")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_nothing_is_read_from_the_device(read: Callable[[torch.Tensor], Any]) -> None:
     x = torch.tensor([1.0, 0.0, 2.0])

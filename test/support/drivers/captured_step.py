@@ -100,3 +100,31 @@ class CapturedStep(NoWaits):
         """Launches it again."""
         for again in self._work:
             again()
+
+
+class NoSyncs(DeviceCounts):
+    """As ``NoWaits`` on a CUDA device, by what torch itself notices."""
+
+    @contextmanager
+    def counting(self) -> Iterator[DeviceCounts]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield self
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+class CudaGraph(DeviceCounts):
+    """As ``CapturedStep`` on a CUDA device; what is captured runs only when it is replayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graph = torch.cuda.CUDAGraph()
+
+    @contextmanager
+    def counting(self) -> Iterator[DeviceCounts]:
+        with torch.cuda.graph(self._graph):
+            yield self
+
+    def replay(self) -> None:
+        self._graph.replay()

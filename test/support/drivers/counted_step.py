@@ -42,12 +42,15 @@ class CountedStep:
         context: tokens of each, with the one of the step.
         selector: as ``--kv-sparse-selector``.
         policy: as ``--kv-residency-policy``.
+        device: where slots and tables are.
     """
 
-    def __init__(self, batch: int, context: int, selector: str, policy: str = "lru") -> None:
+    def __init__(
+        self, batch: int, context: int, selector: str, policy: str = "lru", device: str = "cpu"
+    ) -> None:
         per_request = -(-(context + 4) // PAGE)
         pool_tokens = (batch * per_request + 1) * PAGE
-        self.batch, self.context = batch, context
+        self.batch, self.context, self.device = batch, context, device
         self.pool = TieredKVPool(
             pool_tokens,
             page_size=PAGE,
@@ -55,7 +58,7 @@ class CountedStep:
             head_num=KV_HEADS,
             head_dim=DIM,
             layer_num=LAYERS,
-            device="cpu",
+            device=device,
             enable_memory_saver=False,
         )
         options = ImportanceOptions.of(
@@ -72,7 +75,7 @@ class CountedStep:
         shape = KvShape(layers=LAYERS, kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, item_bytes=4)
         self.random = torch.Generator().manual_seed(0)
         keys = torch.randn(LAYERS, 8, PAGE, KV_HEADS, DIM, generator=self.random)
-        chosen_by = ready_selector(selector, keys)
+        chosen_by = ready_selector(selector, keys, device)
         plan = plan_device(
             shape,
             page_size=PAGE,
@@ -84,15 +87,15 @@ class CountedStep:
             uses_triton=True,
         )
         self.selections = Selections(options, PAGE)
-        self.pool.attach_slots(plan, "cpu", policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
+        self.pool.attach_slots(plan, device, policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
         slots = self.pool.slots
         assert slots.representations is not None
         rule = ChoiceRule(sink_tokens=PAGE, window_tokens=2 * PAGE)
         chooser = PageChooser(slots.representations, PAGE, rule, slots.traffic, is_resident=slots.is_resident)
         self.layers = [RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=i) for i in range(LAYERS)]
-        table = ReqToTokenPool(batch + 1, per_request * PAGE, "cpu", enable_memory_saver=False)
+        table = ReqToTokenPool(batch + 1, per_request * PAGE, device, enable_memory_saver=False)
         runner = SimpleNamespace(
-            device="cpu",
+            device=device,
             page_size=PAGE,
             model_config=SimpleNamespace(is_encoder_decoder=False),
             req_to_token_pool=table,
@@ -103,22 +106,23 @@ class CountedStep:
         for request in self.requests:
             self.selections.open(request, reads_all=False, budget=None)  # type: ignore[arg-type]
         pages = 1 + torch.randperm(batch * per_request, generator=self.random).view(batch, per_request)
-        self.locations = (pages[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1)
+        self.locations = (pages[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1).to(device)
         table.req_to_token[: batch + 1].zero_()
         table.req_to_token[:batch, : per_request * PAGE] = self.locations.int()
 
     def _batch(self, lengths: Sequence[int]) -> ForwardBatch:
-        rows = torch.arange(self.batch)
+        rows, seq_lens = torch.arange(self.batch, device=self.device), torch.tensor(lengths)
+        on_device = seq_lens.to(self.device)
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=self.batch,
-            input_ids=torch.zeros(self.batch, dtype=torch.int64),
+            input_ids=torch.zeros_like(rows),
             rids=[request.rid for request in self.requests],
             req_pool_indices=rows,
-            seq_lens=torch.tensor(lengths),
-            seq_lens_cpu=torch.tensor(lengths),
+            seq_lens=on_device,
+            seq_lens_cpu=seq_lens,
             seq_lens_sum=sum(lengths),
-            out_cache_loc=self.locations[rows, torch.tensor(lengths) - 1],
+            out_cache_loc=self.locations[rows, on_device - 1],
         )
 
     def _fill(self, lengths: Sequence[int]) -> None:
@@ -133,19 +137,22 @@ class CountedStep:
             at = self.locations[row, :length]
             plan = slots.begin_pass(at)
             for layer in range(LAYERS):
-                keys, values = (torch.randn(length, KV_HEADS, DIM, generator=self.random) for _ in range(2))
+                keys, values = (self._drawn(length, KV_HEADS, DIM) for _ in range(2))
                 slots.write(layer, plan, keys, values)
 
     def inputs(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Drawn queries, keys and values of a step's tokens, by layer."""
         return [
             (
-                torch.randn(self.batch, HEADS * DIM, generator=self.random),
-                torch.randn(self.batch, KV_HEADS, DIM, generator=self.random),
-                torch.randn(self.batch, KV_HEADS, DIM, generator=self.random),
+                self._drawn(self.batch, HEADS * DIM),
+                self._drawn(self.batch, KV_HEADS, DIM),
+                self._drawn(self.batch, KV_HEADS, DIM),
             )
             for _ in self.layers
         ]
+
+    def _drawn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.random).to(self.device)
 
     def begin(self, lengths: Sequence[int], of_pass: DeviceCounts) -> ForwardBatch:
         """What is done once for a step of so many tokens each."""
