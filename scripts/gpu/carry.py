@@ -24,9 +24,11 @@ LEFT_OUT = (
     "sglang/test/",
     "sglang/srt/mem_cache/rust_tree_core/mem_cache.",
     *(f"sglang/srt/rust_extensions/_{name}." for name in ("server", "grpc", "multimodal")),
+    "flashinfer/moe_ep/kernel_src/",
 )
 """Of sglang: diffusion, its tests, and servers and tree in Rust, which it falls back from; two thirds of the
-wheel. The tree was built for the torch that sglang names, and beside another one refuses its own tensors."""
+wheel. The tree was built for the torch that sglang names, and beside another one refuses its own tensors. Of
+FlashInfer: kernels of experts on several machines."""
 
 
 def download(command: str, folder: Path) -> None:
@@ -73,8 +75,9 @@ def main() -> None:
     if folder.is_dir() and any(folder.iterdir()):
         sys.exit(f"error: {folder} is not empty: each command has a folder of its own")
     download(command, folder)
-    for wheel in folder.glob("sglang-*.whl"):
-        slim(wheel)
+    for name in ("sglang", "flashinfer_python"):
+        for wheel in folder.glob(f"{name}-*.whl"):
+            slim(wheel)
     carried = sum(path.stat().st_size for path in folder.iterdir())
     everything = tracked_bytes() + carried
     print(f"{carried / 2**20:.1f} MiB of wheels, {everything / 2**20:.1f} with the tracked files")
