@@ -103,7 +103,7 @@ serve() {
   elif [[ -n $dry ]]; then
     tests "tests beside sglang" -m "not gpu" test/kernels/test_reserved_memory.py
   else
-    tests "GPU tests beside sglang" -m gpu test/kernels/test_gpu_{producers,rows}.py
+    tests "GPU tests beside sglang" -m gpu test/kernels/test_{gpu_producers,gpu_rows,captured_step}.py
   fi
   local minutes=6
   [[ -z $dry ]] || minutes=120

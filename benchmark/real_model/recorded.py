@@ -231,8 +231,8 @@ class _Reader:
         estimates = self._selector(layer, keys[: complete * PAGE].unflatten(0, (-1, PAGE)))
         logits = estimates(queries, torch.arange(complete)).view(len(queries), queries.shape[1], -1)
         sizes = list(range(self._size + 1, self._size + 1 + len(queries)))
-        is_complete = torch.arange(complete) < torch.tensor(sizes)[:, None] // PAGE
-        logits = logits.masked_fill(~is_complete[:, None], float("-inf"))
+        is_before = torch.arange(complete) < (torch.tensor(sizes)[:, None] - 1) // PAGE
+        logits = logits.masked_fill(~is_before[:, None], float("-inf"))
         rule = SelectionRule(0, 0, self._share, PAGE)
         contexts = Contexts.of(
             torch.arange(complete).expand(len(sizes), -1),

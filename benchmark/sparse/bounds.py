@@ -82,7 +82,7 @@ def missed(queries: torch.Tensor, keys: torch.Tensor, budget: float) -> tuple[fl
     )
     (chosen,), _ = choose_pages(bounds[None], contexts, RULE)
     is_left_out = torch.ones(num_complete, dtype=torch.bool)
-    is_left_out[chosen[chosen >= 0]] = False
+    is_left_out[chosen[chosen >= 0]] = is_left_out[-1] = False  # the last page is read whatever it is
     by_page = logits[:, : num_complete * PAGE].unflatten(1, (num_complete, PAGE)).logsumexp(dim=2)
     rest = logits[:, num_complete * PAGE :]
     read = torch.cat([by_page[:, ~is_left_out], rest], dim=1).logsumexp(dim=1)

@@ -123,7 +123,7 @@ class Step:
 
     def scan(self) -> Estimates:
         return self.representations.scan(
-            0, self.queries, self.rows, self.scale, self.pages, self.contexts.num_complete
+            0, self.queries, self.rows, self.scale, self.pages, self.contexts.num_before
         )
 
     def choose(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ Flags = npt.NDArray[np.bool_]
 def _choose_rows(
     logits: Floats,
     pages: Numbers,
-    is_complete: Flags,
+    is_before: Flags,
     is_forced: Flags,
     count: Numbers,
     bonus: Floats,
@@ -38,9 +38,9 @@ def _choose_rows(
     Args:
         logits: [rows, queries, most pages].
         pages: [rows, at least as many].
-        is_complete: whether there is a complete page, likewise.
+        is_before: whether there is a page before the last, likewise.
         is_forced: whether it is read whatever the budget, likewise.
-        count: complete pages that may be read, [rows, 1].
+        count: pages before the last that may be read, [rows, 1].
         bonus: what is added to the logarithm of a page's share, [rows, most pages], or [rows, 0] for nothing.
         chosen: results, [rows, most chosen].
         shares: results, likewise.
@@ -59,15 +59,15 @@ def _choose_rows(
             log_sum = top + np.log(total)
             for page in range(num_pages):
                 largest[page] = max(largest[page], of_query[page] - log_sum)
-        num_complete = 0
+        num_before = 0
         for page in range(num_pages):
             scores[page] = np.inf  # behind all others: they are sorted upwards
-            if is_complete[row, page]:
-                num_complete += 1
+            if is_before[row, page]:
+                num_before += 1
                 scores[page] = -largest[page] - (bonus[row, page] if bonus.shape[1] else np.float32(0.0))
                 if is_forced[row, page]:
                     scores[page] = -np.inf
-        num_chosen = min(count[row, 0], num_complete, chosen.shape[1])
+        num_chosen = min(count[row, 0], num_before, chosen.shape[1])
         best = np.sort(np.argsort(scores, kind="mergesort")[:num_chosen])
         chosen[row] = -1
         shares[row] = 0
@@ -90,7 +90,7 @@ def choose_pages(
     _choose_rows(
         logits.numpy(),
         contexts.pages.numpy(),
-        limits.is_complete.numpy(),
+        limits.is_before.numpy(),
         limits.is_forced.numpy(),
         limits.count.numpy(),
         (torch.empty(rows, 0) if bonus is None else bonus).numpy(),

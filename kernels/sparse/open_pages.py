@@ -46,14 +46,12 @@ class StepPlan:
         offsets: of the token in its page.
         frames: of the page, -1 for padding.
         is_reopened: whether the first tokens of the page lie on the host only, bool.
-        completed: pages that the step completes, and their frames, int64 [pages] each; None for none.
     """
 
     pages: torch.Tensor
     offsets: torch.Tensor
     frames: torch.Tensor
     is_reopened: torch.Tensor
-    completed: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class OpenPages:
@@ -87,7 +85,7 @@ class OpenPages:
         Raises:
             AssertionError: there are more open pages than frames.
         """
-        self._close_completed()
+        self.close_completed()
         size = self.page_size
         pages, page_of_row, counts = torch.unique_consecutive(
             locations // size, return_inverse=True, return_counts=True
@@ -134,7 +132,7 @@ class OpenPages:
             locations: int64 [rows], each of a page of its own; 0 for padding.
             completed: rows whose token is the last of its page.
         """
-        self._close_completed()
+        self.close_completed()
         pages, offsets = locations // self.page_size, locations % self.page_size
         is_page = pages > 0
         frames = torch.where(is_page, self.frame_of[pages], -1)
@@ -145,26 +143,29 @@ class OpenPages:
         self.frame_of[pages] = frames
         # A free frame holds -1. Padding adds nothing to the first one.
         self.page_in.index_add_(0, frames.clamp(min=0), torch.where(is_new, pages + 1, 0))
-        done = None
         if completed:
             rows = upload(completed, locations.device)
-            done = pages[rows], frames[rows]
-            self._completed = done[0]
-            self._completed_frames = done[1]
-        return StepPlan(torch.where(is_page, pages, -1), offsets, frames, is_new & (offsets > 0), done)
+            self._completed, self._completed_frames = pages[rows], frames[rows]
+        return StepPlan(torch.where(is_page, pages, -1), offsets, frames, is_new & (offsets > 0))
 
-    def _close_completed(self) -> None:
-        """Closes what the pass before completed."""
-        if self._completed_frames is None:
-            if len(self._completed):
-                self.close(self._completed)
-        else:  # frames are known, and each holds its page unless it was freed since
-            is_held = self.frame_of[self._completed] == self._completed_frames
-            self.page_in[self._completed_frames] = torch.where(
-                is_held, -1, self.page_in[self._completed_frames]
-            )
-            self.frame_of[self._completed] = torch.where(is_held, -1, self.frame_of[self._completed])
+    def close_completed(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Closes what the pass before completed.
+
+        Returns:
+            Pages that ``plan_step`` saw completed, 0 for those that were freed since, and the frames that
+            hold them until the next plan; int64 [pages] each, None for none.
+        """
+        pages, frames = self._completed, self._completed_frames
         self._completed, self._completed_frames = self.page_in[:0], None
+        if frames is None:
+            if len(pages):
+                self.close(pages)
+            return None
+        # Frames are known, and each holds its page unless it was freed since.
+        is_held = self.frame_of[pages] == frames
+        self.page_in[frames] = torch.where(is_held, -1, self.page_in[frames])
+        self.frame_of[pages] = torch.where(is_held, -1, self.frame_of[pages])
+        return torch.where(is_held, pages, 0), frames
 
     def close(self, pages: torch.Tensor) -> None:
         """Gives the frames of these pages back; pages without one are passed over."""

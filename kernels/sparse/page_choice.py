@@ -32,10 +32,10 @@ class ChoiceRule:
         return -(-self.sink_tokens // page_size)
 
     def num_forced(self, num_tokens: int, page_size: int) -> int:
-        """Complete pages of a context that are read whatever the budget: sinks and window."""
-        num_complete = num_tokens // page_size
-        num_recent = num_complete - max(num_tokens - self.window_tokens, 0) // page_size
-        return min(self.num_sinks(page_size) + num_recent, num_complete)
+        """Pages before a context's last that are read whatever the budget: sinks and window."""
+        num_before = (num_tokens - 1) // page_size
+        num_recent = num_before - min(max(num_tokens - self.window_tokens, 0) // page_size, num_before)
+        return min(self.num_sinks(page_size) + num_recent, num_before)
 
     def bonus(self, is_resident: torch.Tensor) -> torch.Tensor:
         """What is added to the logarithm of each page's share, float32 of the shape of ``is_resident``."""
@@ -47,12 +47,12 @@ class Limits:
     """What a rule says of contexts whatever their estimates: alike in every layer of a step.
 
     Attributes:
-        is_complete: whether there is a complete page, bool [rows, most pages].
+        is_before: whether there is a page before the last, bool [rows, most pages].
         is_forced: whether it is read whatever the budget, bool [rows, most pages].
-        count: complete pages that may be read, [rows, 1].
+        count: pages before the last that may be read, [rows, 1].
     """
 
-    is_complete: torch.Tensor
+    is_before: torch.Tensor
     is_forced: torch.Tensor
     count: torch.Tensor
 
@@ -61,11 +61,14 @@ class Limits:
 class Contexts:
     """The contexts that queries choose among, one a row; all tensors are int64.
 
+    The last page, which holds the newest token, is always read, and nothing need be known of it: it is being
+    filled, or the step itself completes it.
+
     Attributes:
         pages: in order, [rows, most pages]; 0 behind the last.
         num_tokens: [rows].
         max_pages: the budget of each, [rows]; every row has more pages than that.
-        most_chosen: largest number of complete pages that a row may read.
+        most_chosen: largest number of pages before the last that a row may read.
         page_size: tokens per page.
         num_read: pages that a row reads, on the host; empty where nobody asks.
 
@@ -90,32 +93,29 @@ class Contexts:
     ) -> Contexts:
         """Contexts out of the rows' pages, [rows, most pages] and 0 behind the last, tokens and budgets."""
         rows = zip(num_tokens, max_pages, strict=True)
-        complete = [_num_chosen(rule, count, budget, page_size) for count, budget in rows]
+        chosen = [_num_chosen(rule, count, budget, page_size) for count, budget in rows]
         tokens, budgets = upload([num_tokens, max_pages], pages.device)
         return cls(
             pages=pages,
             num_tokens=tokens,
             max_pages=budgets,
-            most_chosen=max(complete),
+            most_chosen=max(chosen),
             page_size=page_size,
-            num_read=[
-                pages + (count % page_size > 0) for pages, count in zip(complete, num_tokens, strict=True)
-            ],
+            num_read=[pages + 1 for pages in chosen],
         )
 
     def __post_init__(self) -> None:
-        _ = self.num_complete  # before the first layer, for all of them
+        _ = self.num_before  # before the first layer, for all of them
 
     @cached_property
-    def num_complete(self) -> torch.Tensor:
-        """Pages without the one that is being filled, [rows]."""
-        return self.num_tokens // self.page_size
+    def num_before(self) -> torch.Tensor:
+        """Pages before the last, [rows]."""
+        return (self.num_tokens - 1) // self.page_size
 
     @cached_property
-    def partial_page(self) -> torch.Tensor:
-        """The page that is being filled, [rows]; -1 where there is none."""
-        pages = self.pages.gather(1, self.num_complete.clamp(max=self.pages.shape[1] - 1)[:, None])[:, 0]
-        return torch.where(self.num_tokens % self.page_size > 0, pages, -1)
+    def last_page(self) -> torch.Tensor:
+        """The last page, [rows]."""
+        return self.pages.gather(1, self.num_before[:, None])[:, 0]
 
     def limits(self, rule: ChoiceRule) -> Limits:
         """What ``rule`` says of them."""
@@ -131,18 +131,15 @@ class Contexts:
         size = self.page_size
         first_recent = (self.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
         at = torch.arange(self.pages.shape[1], device=self.pages.device)
-        is_complete = at < self.num_complete[:, None]
-        is_forced = is_complete & ((at < rule.num_sinks(size)) | (at >= first_recent))
-        is_partial = (self.num_tokens % size > 0).long()[:, None]
-        num_forced = is_forced.sum(dim=1, keepdim=True)
-        count = torch.maximum(self.max_pages[:, None] - is_partial, num_forced)
-        return Limits(is_complete, is_forced, count)
+        is_before = at < self.num_before[:, None]
+        is_forced = is_before & ((at < rule.num_sinks(size)) | (at >= first_recent))
+        count = torch.maximum(self.max_pages[:, None] - 1, is_forced.sum(dim=1, keepdim=True))
+        return Limits(is_before, is_forced, count)
 
 
 def _num_chosen(rule: ChoiceRule, num_tokens: int, max_pages: int, page_size: int) -> int:
-    """Complete pages that the budget of a context allows; the page that is being filled is part of it."""
-    budget = max_pages - (num_tokens % page_size > 0)
-    return min(max(budget, rule.num_forced(num_tokens, page_size)), num_tokens // page_size)
+    """Pages before the last that the budget of a context allows; the last is part of it."""
+    return min(max(max_pages - 1, rule.num_forced(num_tokens, page_size)), (num_tokens - 1) // page_size)
 
 
 def choose_pages(
@@ -152,28 +149,28 @@ def choose_pages(
     *,
     bonus: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The complete pages that the queries of each row read. No shape depends on what a tensor holds.
+    """The pages before the last that the queries of each row read. No shape depends on what a tensor holds.
 
     A page is as good as the largest share of a query's estimated attention that it has, over all queries of
     its row: heads are compared by shares, as the scales of their logits differ.
 
     Args:
-        logits: estimates, float32 [rows, queries, most pages], -inf behind the complete pages of a row.
+        logits: estimates, float32 [rows, queries, most pages], -inf behind the pages before a row's last.
         contexts: of the rows.
         rule: what holds for every choice.
         bonus: what is added to the logarithm of a page's share, float32 [rows, most pages].
 
     Returns:
-        Complete pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
+        Pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
         largest share of its estimated attention that a query finds in each, float32, 0 behind the last.
     """
     most_pages, limits = logits.shape[2], contexts.limits(rule)
-    is_complete, is_forced = (part[:, :most_pages] for part in (limits.is_complete, limits.is_forced))
+    is_before, is_forced = (part[:, :most_pages] for part in (limits.is_before, limits.is_forced))
 
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)
     scores = largest if bonus is None else largest + bonus
-    scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_complete, -math.inf)
+    scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_before, -math.inf)
     values, indices = scores.topk(contexts.most_chosen, dim=1)
 
     rank = torch.arange(contexts.most_chosen, device=logits.device)

@@ -58,18 +58,16 @@ class PageChooser:
         if max_pages >= len(pages):
             self._traffic.selected += len(pages)
             return pages, None
-        num_complete = num_tokens // self._page_size
-        complete, partial = pages[:num_complete], pages[num_complete:]
+        before, last = pages[:-1], pages[-1:]
         logits = self._representations.selector.logits(
-            queries.float().contiguous(), self._representations.of(layer, complete)
+            queries.float().contiguous(), self._representations.of(layer, before)
         )
         contexts = self.contexts(pages[None], [num_tokens], [max_pages])
-        (chosen,), (shares,) = self._choose(layer, logits[None], complete[None], contexts)
+        (chosen,), (shares,) = self._choose(layer, logits[None], before[None], contexts)
         is_page = chosen >= 0
-        # The partial page is being filled, in a frame: nothing is known of it, nor asked.
-        read = torch.cat([chosen[is_page], partial])
+        read = torch.cat([chosen[is_page], last])
         self._traffic.selected += len(read)
-        return read, pad(shares[is_page], (0, len(partial)))
+        return read, pad(shares[is_page], (0, 1))
 
     def contexts(self, pages: torch.Tensor, num_tokens: Sequence[int], max_pages: Sequence[int]) -> Contexts:
         """Contexts out of rows' pages, int64 [rows, most pages] and 0 behind a row's last, their tokens and
@@ -92,11 +90,11 @@ class PageChooser:
             contexts: of the rows.
 
         Returns:
-            Pages, int64 [rows, 1 + most chosen]: that which is being filled, or -1, then the complete ones in
-            the order of the context, -1 behind the last. And the largest share of its estimated attention
+            Pages, int64 [rows, 1 + most chosen]: the context's last, then those before it in their order, -1
+            behind them. And the largest share of its estimated attention
             that a query finds in each, float32; 0 where there is none.
         """
-        pages, num_pages = contexts.pages, contexts.num_complete
+        pages, num_pages = contexts.pages, contexts.num_before
         if self._representations.can_scan:
             from sgl_importance_kernels.sparse.triton import choice_kernel  # a CPU needs no Triton
 
@@ -108,8 +106,7 @@ class PageChooser:
             of_rows = (queries[rows] * scale).float().contiguous()
             logits = self._representations.step_logits(layer, of_rows, pages, num_pages)
         chosen, shares = self._choose(layer, logits, pages, contexts)
-        # The page that is being filled is in a frame: nothing is known of it, nor asked.
-        return torch.cat([contexts.partial_page[:, None], chosen], dim=1), pad(shares, (1, 0))
+        return torch.cat([contexts.last_page[:, None], chosen], dim=1), pad(shares, (1, 0))
 
     def _choose(
         self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts

@@ -118,7 +118,7 @@ class PageSlots:
         Args:
             locations: in the pool, int64 [tokens]; those of a page are consecutive and ascend.
         """
-        self.table.begin_pass()
+        self._begin()
         plan = self.open_pages.plan(locations)
         # What a slot holds of a page that goes on would fall behind its frame.
         self.table.free(plan.reopened)
@@ -133,11 +133,21 @@ class PageSlots:
             completed: rows whose token is the last of its page.
         """
         assert self.uses_triton
-        self.table.begin_pass()
+        self._begin()
         plan = self.open_pages.plan_step(locations, completed)
+        self.traffic.written += len(completed) * len(self.host)
         self.table.free_where(plan.pages, plan.is_reopened)
         self._begin_on_device()
         return plan
+
+    def _begin(self) -> None:
+        """Represents the pages that the step before completed: not in its layers, which a graph replays."""
+        self.table.begin_pass()
+        completed = self.open_pages.close_completed()
+        if completed is not None and self.representations is not None:
+            pages, frames = completed
+            for layer, keys in enumerate(self.keys):
+                self.representations.build(layer, pages, keys[frames])
 
     def _begin_on_device(self) -> None:
         if self._on_device is not None:
@@ -157,11 +167,6 @@ class PageSlots:
             plan.frames,
             plan.is_reopened,
         )
-        if plan.completed is not None:
-            pages, frames = plan.completed
-            if self.representations is not None:
-                self.representations.build(layer, pages, self.keys[layer][frames])
-            self.traffic.written += len(pages)
 
     def write(self, layer: int, plan: WritePlan, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values of a pass's new tokens, each [tokens, KV heads, head dimension]."""

@@ -19,8 +19,8 @@ class Representations:
     """What a selector keeps of the complete pages of every layer: bytes, and a unit for a page and KV head.
 
     They follow pages by their logical number, so that requests which share a prefix share them. They are
-    built when a page is complete; those of a page that somebody else wrote on the host, or that was complete
-    before the selector was calibrated, when it is first asked for.
+    built when a page is complete, or before the pass behind that; those of a page that somebody else wrote on
+    the host, or that was complete before the selector was calibrated, when it is first asked for.
 
     Args:
         selector: says what is kept.
@@ -74,13 +74,13 @@ class Representations:
 
         Args:
             layer: index among the pool's layers.
-            pages: int64 [pages].
+            pages: int64 [pages]; 0 for none.
             keys: [pages, page size, KV heads, head dimension].
         """
         if not self._keeps or not len(pages) or not self.selector.is_calibrated:
             return
         self._of_layers[layer][pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
-        self._is_built[layer, pages] = True
+        self._is_built[layer, pages] = pages > 0
 
     def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
         """Complete pages of a layer, int64 [pages], with what is kept of them."""

@@ -24,9 +24,11 @@ LEFT_OUT = (
     "sglang/test/",
     "sglang/srt/mem_cache/rust_tree_core/mem_cache.",
     *(f"sglang/srt/rust_extensions/_{name}." for name in ("server", "grpc", "multimodal")),
+    "flashinfer/moe_ep/kernel_src/",
 )
 """Of sglang: diffusion, its tests, and servers and tree in Rust, which it falls back from; two thirds of the
-wheel. The tree was built for the torch that sglang names, and beside another one refuses its own tensors."""
+wheel. The tree was built for the torch that sglang names, and beside another one refuses its own tensors. Of
+FlashInfer: kernels of experts on several machines."""
 
 
 def download(command: str, folder: Path) -> None:
@@ -42,7 +44,7 @@ def download(command: str, folder: Path) -> None:
 
 
 def slim(wheel: Path) -> None:
-    """Makes a wheel anew, without what is left out."""
+    """Makes a wheel anew, without what is left out: there must be such."""
     made = wheel.with_suffix(".slim")
     with (
         zipfile.ZipFile(wheel) as whole,
@@ -56,6 +58,7 @@ def slim(wheel: Path) -> None:
                 lines = content.decode().splitlines(keepends=True)
                 content = "".join(line for line in lines if not line.startswith(LEFT_OUT)).encode()
             new.writestr(entry.filename, content)
+        assert len(new.infolist()) < len(whole.infolist()), f"{wheel.name} has nothing that is left out"
     made.replace(wheel)
 
 
@@ -73,8 +76,9 @@ def main() -> None:
     if folder.is_dir() and any(folder.iterdir()):
         sys.exit(f"error: {folder} is not empty: each command has a folder of its own")
     download(command, folder)
-    for wheel in folder.glob("sglang-*.whl"):
-        slim(wheel)
+    for name in ("sglang", "flashinfer_python"):
+        for wheel in folder.glob(f"{name}-*.whl"):
+            slim(wheel)
     carried = sum(path.stat().st_size for path in folder.iterdir())
     everything = tracked_bytes() + carried
     print(f"{carried / 2**20:.1f} MiB of wheels, {everything / 2**20:.1f} with the tracked files")

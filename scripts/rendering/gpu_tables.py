@@ -22,6 +22,15 @@ def waits_a_step() -> str:
     return f"{now:.0f} times where it waited {before:.0f} times"
 
 
+def launches_of_building(selector: str) -> str:
+    """Launches that a layer's part of the pages which a step has completed takes before the next."""
+    now, behind = (
+        next(row for row in results(file)["rows"] if row["selector"] == selector)
+        for file in ("count_step", "count_step_completed")
+    )
+    return f"{(behind['launches_per_step'] - now['launches_per_step']) / now['layers']:.0f}"
+
+
 def hidden_copies_table() -> str:
     """Predicted steps of equal answers: fewer pages that are waited for, and more whose copies are hidden."""
     rows = results("roofline")["rows"]

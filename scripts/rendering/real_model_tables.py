@@ -102,6 +102,22 @@ def copies_ahead(number: str, tokens: int, share: float = 0.1, order: str = "exa
     return _interval(row[number], "value")
 
 
+def copies_ahead_served_table() -> str:
+    """What a served model reads and answers that chooses by the last step's query."""
+    lines = [
+        [
+            f"{row['tokens']:,}",
+            str(row["windows"]),
+            {"exact": "its own query", "last step": "the query of the step before"}[row["order"]],
+            *(_interval(row[name], "value", form=".3f") for name in ("covered", "of_exact")),
+            *(_interval(row[kind], "value") for kind in ("equal", "plain", "quoted")),
+        ]
+        for row in results("copies_ahead_served")["rows"]
+    ]
+    titles = ["context", "windows", "chosen by", "attention on what is read", "of the exact order's"]
+    return _table([*titles, "equal tokens", "text goes on, nats", "a passage again, nats"], lines)
+
+
 def copies_ahead_windows() -> str:
     """How many windows of each length it rests on."""
     return str(min(row["windows"] for row in results("copies_ahead")["rows"]))

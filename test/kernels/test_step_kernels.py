@@ -44,8 +44,8 @@ def test_a_row_reads_what_the_definition_reads(
     logits = torch.full((len(lengths), heads, most), -torch.inf)
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         pages[row, :count] = 1 + torch.randperm(100, generator=draws)[:count]
-        complete = length // PAGE
-        logits[row, :, :complete] = 5 * torch.randn(heads, complete, generator=draws)
+        before = (length - 1) // PAGE
+        logits[row, :, :before] = 5 * torch.randn(heads, before, generator=draws)
     contexts = Contexts.of(pages.to(device), lengths, [budget] * len(lengths), RULE, PAGE)
     tiles = torch.nn.functional.pad(logits, (0, -most % tile), value=-torch.inf).unflatten(2, (-1, tile))
     largest = tiles.amax(dim=3)
@@ -54,7 +54,7 @@ def test_a_row_reads_what_the_definition_reads(
     estimates = Estimates(*(part.contiguous().to(device) for part in (logits, largest, sums)))
     chosen, shares = choose(estimates, contexts, RULE)
     expected, expected_shares = choose_pages(logits.to(device), contexts, RULE)
-    assert torch.equal(chosen[:, 0], contexts.partial_page)
+    assert torch.equal(chosen[:, 0], contexts.last_page)
     assert torch.equal(chosen[:, 1:], expected)
     torch.testing.assert_close(shares[:, 1:], expected_shares)
     assert not bool(shares[:, 0].any())
@@ -63,11 +63,12 @@ def test_a_row_reads_what_the_definition_reads(
 def test_of_equal_pages_the_first_are_read(device: str) -> None:
     contexts = Contexts.of(torch.arange(1, 13, device=device)[None], [12 * PAGE], [6], RULE, PAGE)
     logits = torch.zeros(1, 2, 12, device=device)
+    logits[..., -1] = -torch.inf
     estimates = Estimates(
-        logits, torch.zeros(1, 2, 1, device=device), torch.full((1, 2, 1), 12.0, device=device)
+        logits, torch.zeros(1, 2, 1, device=device), torch.full((1, 2, 1), 11.0, device=device)
     )
     chosen, _ = choose(estimates, contexts, RULE)
-    assert chosen.tolist() == [[-1, 1, 2, 3, 4, 11, 12]]
+    assert chosen.tolist() == [[12, 1, 2, 3, 4, 11]]
 
 
 class PlainTable:

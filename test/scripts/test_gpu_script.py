@@ -83,7 +83,7 @@ def test_all_that_is_left_out_is_in_sglang(monkeypatch: pytest.MonkeyPatch) -> N
     import carry
 
     files = [str(file) for file in Distribution.from_name("sglang").files or ()]
-    for start in carry.LEFT_OUT:
+    for start in (each for each in carry.LEFT_OUT if each.startswith("sglang/")):
         assert any(file.startswith(start) for file in files), start
 
 

@@ -24,10 +24,10 @@ rows = st.lists(st.tuples(st.integers(SIZE, 25 * SIZE), st.integers(0, 20)), min
 
 
 def drawn(lengths: list[int], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Pages of each context, and the logits of those that are complete."""
+    """Pages of each context, and the logits of those before the last."""
     draws = torch.Generator().manual_seed(seed)
     pages = [torch.randperm(500, generator=draws)[: -(-tokens // SIZE)] + 1 for tokens in lengths]
-    return pages, [4 * torch.randn(QUERIES, tokens // SIZE, generator=draws) for tokens in lengths]
+    return pages, [4 * torch.randn(QUERIES, (tokens - 1) // SIZE, generator=draws) for tokens in lengths]
 
 
 def chosen(
@@ -62,8 +62,8 @@ def chosen(
 def defined(logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule) -> dict[int, float]:
     """The same by the definition, page by page, without tensors."""
     weights = [[math.exp(logit) for logit in row] for row in logits.double().tolist()]
-    complete = tokens // SIZE
-    shares = [max(row[page] / sum(row) for row in weights) for page in range(complete)]
+    before = (tokens - 1) // SIZE
+    shares = [max(row[page] / sum(row) for row in weights) for page in range(before)]
 
     def is_forced(page: int) -> bool:
         return page * SIZE < rule.sink_tokens or (page + 1) * SIZE > tokens - rule.window_tokens
@@ -71,9 +71,9 @@ def defined(logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule) ->
     def worth(page: int) -> float:
         return math.inf if is_forced(page) else shares[page]
 
-    forced = sum(map(is_forced, range(complete)))
-    count = max(budget - (tokens % SIZE > 0), forced)
-    best = sorted(range(complete), key=worth, reverse=True)[:count]
+    forced = sum(map(is_forced, range(before)))
+    count = max(budget - 1, forced)
+    best = sorted(range(before), key=worth, reverse=True)[:count]
     return {page: shares[page] for page in sorted(best)}
 
 
@@ -90,19 +90,19 @@ def test_each_row_chooses_as_defined(
 
 
 def test_a_bonus_counts() -> None:
-    pages, logits = drawn([16 * SIZE], 0)
+    pages, logits = drawn([17 * SIZE], 0)
     rule = ChoiceRule(sink_tokens=0, window_tokens=0, resident_bias=1e20)
     worst = int(logits[0].softmax(dim=1).amax(dim=0).argmin())
-    bonus = rule.bonus(torch.arange(16) == worst)[None]
-    (without,) = chosen(pages, logits, [16 * SIZE], [3], rule)
-    (found,) = chosen(pages, logits, [16 * SIZE], [3], rule, bonus=bonus)
+    bonus = rule.bonus(torch.arange(17) == worst)[None]
+    (without,) = chosen(pages, logits, [17 * SIZE], [3], rule)
+    (found,) = chosen(pages, logits, [17 * SIZE], [3], rule, bonus=bonus)
     assert worst not in without
     assert worst in found
 
 
-def test_the_page_that_is_filled_stands_apart() -> None:
+def test_the_page_of_the_newest_token_stands_apart() -> None:
     contexts = Contexts(
         torch.tensor([[7, 8, 9], [4, 5, 0]]), torch.tensor([9, 8]), torch.tensor([1, 1]), 1, SIZE
     )
-    assert contexts.num_complete.tolist() == [2, 2]
-    assert contexts.partial_page.tolist() == [9, -1]
+    assert contexts.num_before.tolist() == [2, 1]
+    assert contexts.last_page.tolist() == [9, 5]

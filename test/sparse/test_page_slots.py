@@ -173,6 +173,7 @@ TestTieredPool.settings = settings(max_examples=30, stateful_step_count=20, dead
 def test_a_step_is_planned_without_a_wait_as_a_pass_is(lengths: list[list[int]]) -> None:
     """Requests of such lengths, each with one more token; some start anew where a step before left them."""
     waiting, asynchronous = (OpenPages(FRAMES, PAGES, PAGE, "cpu") for _ in range(2))
+    completed = torch.zeros(0, dtype=torch.int64)
     for step in lengths:
         at = [
             (1 + 3 * row + (length - 1) // PAGE) * PAGE + (length - 1) % PAGE
@@ -183,6 +184,10 @@ def test_a_step_is_planned_without_a_wait_as_a_pass_is(lengths: list[list[int]])
                 table.clear()
         locations = torch.tensor([*at, 0])
         plan = waiting.plan(locations)
+        done = asynchronous.close_completed()
+        if done is not None:
+            assert torch.equal(done[0], completed)  # none was freed
+        completed = plan.completed
         step_plan = asynchronous.plan_step(
             locations, [row for row, each in enumerate(at) if each % PAGE == PAGE - 1]
         )
@@ -193,7 +198,6 @@ def test_a_step_is_planned_without_a_wait_as_a_pass_is(lengths: list[list[int]])
         assert torch.equal(reopened, plan.reopened)
         assert torch.equal(step_plan.frames[:-1] * PAGE + step_plan.offsets[:-1], plan.frame_locations)
         assert step_plan.pages.tolist()[-1] == step_plan.frames.tolist()[-1] == -1
-        assert step_plan.completed is None or torch.equal(step_plan.completed[0], plan.completed)
 
 
 def test_more_open_pages_than_frames_are_refused() -> None:

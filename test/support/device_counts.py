@@ -12,11 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _ALLOCATES = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_")
-_READS_BACK = (
-    *("_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "unique_dim", "_unique2"),
-    *("equal", "is_nonzero"),
-)
-"""Operations whose result, or whose result's shape, the host needs before it goes on."""
+_READS_BACK = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Tags of operations whose result, or whose result's shape, the host needs before it goes on."""
 _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
@@ -51,22 +48,25 @@ class DeviceCounts(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func._can_decompose():  # in inference mode it comes whole
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in _leaves(result) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         if given and all(map(self._is_host, given)):
             self.on_host(*made)
             return result
         if name == "lift_fresh":  # a number that is assigned: filled in by the device
             self.launches["fill"] += 1
             return result
-        if name in _READS_BACK:
+        if name in _INDEXES:
+            if any(part.dtype in (torch.bool, torch.uint8) for part in _indices(args)):
+                self.syncs[f"{name} by bool"] += 1
+        elif _READS_BACK & set(func.tags):
             self.syncs[name] += 1
-        if name in _INDEXES and any(part.dtype in (torch.bool, torch.uint8) for part in _indices(args)):
-            self.syncs[f"{name} by bool"] += 1
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-        if not is_view and name not in _ALLOCATES and not (made and all(part.numel() == 0 for part in made)):
+        if launches(func) and not (made and all(part.numel() == 0 for part in made)):
             self.launches[name] += 1
         return result
 
@@ -78,7 +78,7 @@ class DeviceCounts(TorchDispatchMode):
                 stack.enter_context(mock.patch.object(torch.Tensor, name, self._reading(name)))
             stack.enter_context(mock.patch.object(torch.Tensor, "to", self._moving()))
             stack.enter_context(mock.patch.object(torch, "tensor", self._listed()))
-            if (executor := _triton_executor()) is not None:
+            if (executor := triton_executor()) is not None:
                 stack.enter_context(mock.patch.object(executor, "__call__", self._launching()))
             stack.enter_context(self)
             yield self
@@ -93,12 +93,15 @@ class DeviceCounts(TorchDispatchMode):
 
         return reading
 
+    @staticmethod
+    def _names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return "device" in kwargs or bool(args and isinstance(args[0], str | torch.device))
+
     def _moving(self) -> Any:
         move = torch.Tensor.to
 
         def moving(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            to_device = "device" in kwargs or (args and isinstance(args[0], str | torch.device))
-            if not to_device or not self._is_host(tensor):
+            if not self._names_device(args, kwargs) or not self._is_host(tensor):
                 return move(tensor, *args, **kwargs)
             self.launches["copy to the device"] += 1
             if not kwargs.get("non_blocking"):
@@ -131,7 +134,7 @@ class DeviceCounts(TorchDispatchMode):
         return launching
 
 
-def _triton_executor() -> Any:
+def triton_executor() -> Any:
     """What launches kernels in Triton's interpreter; None where that is not on."""
     import os
 
@@ -142,15 +145,22 @@ def _triton_executor() -> Any:
     return GridExecutor
 
 
+def launches(func: Any) -> bool:
+    """Whether an operation does work on a device; views and allocations do none."""
+    is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+    return not is_view and func.overloadpacket.__name__ not in _ALLOCATES
+
+
 def _indices(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [part for part in args[1] if part is not None] if len(args) > 1 else []
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def leaves(tree: Any) -> Iterator[Any]:
+    """What stands in lists, tuples and dicts, however deep."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):
         for part in tree:
-            yield from _leaves(part)
+            yield from leaves(part)
     else:
         yield tree

@@ -223,8 +223,8 @@ def _choice(
     contexts = (positions + 1).tolist()
     of_row = [size for size in contexts for _ in range(kv_heads if grain == "head" else 1)]
     num_pages = [-(-size // page_size) for size in of_row]
-    is_complete = torch.arange(len(pages)) < torch.tensor(contexts)[:, None] // page_size
-    logits = logits.masked_fill(~is_complete[:, None], float("-inf"))
+    is_before = torch.arange(len(pages)) < (torch.tensor(contexts)[:, None] - 1) // page_size
+    logits = logits.masked_fill(~is_before[:, None], float("-inf"))
     if grain == "head":
         logits = logits.view(tokens * kv_heads, heads // kv_heads, -1)
     rule = SelectionRule(0, 0, share, page_size)
@@ -235,11 +235,8 @@ def _choice(
     found, _ = choose_pages(logits, of_context, RULE)
     chosen = torch.zeros(len(of_row), max(num_pages) + 1, dtype=torch.bool)
     chosen.scatter_(1, torch.where(found < 0, max(num_pages), found), True)
-    # The page that is being filled is always read.
-    partial = torch.where(
-        torch.tensor(of_row) % page_size > 0, torch.tensor(of_row) // page_size, max(num_pages)
-    )
-    chosen.scatter_(1, partial[:, None], True)
+    # The last page is always read.
+    chosen.scatter_(1, torch.tensor(num_pages)[:, None] - 1, True)
     return chosen[:, :-1].view(tokens, -1, max(num_pages)).expand(-1, kv_heads, -1)
 
 

@@ -68,6 +68,7 @@ class MeanAndBits(Selector):
         tables = BitTables.allotted(statistics, self._bits(statistics.variances.shape[-1]))
         self._bits_of_layers = tables.bits
         self._tables = tables.to(device)
+        self._steps = torch.tensor(STEPS, device=device)
 
     def tables(self, layer: int) -> BitTables:
         """How the codes of a layer lie, [KV heads, head dimension]."""
@@ -81,7 +82,7 @@ class MeanAndBits(Selector):
         means, units = self.in_int8(mean[:, :, None])
         differences = keys - (means.squeeze(2) * units[..., None])[:, None]
         in_steps = differences / steps.where(steps > 0, torch.inf)
-        logarithms = self._logarithms(in_steps, widths)
+        logarithms = self._logarithms(in_steps, widths, self._steps[widths.long()])
         factors = (logarithms / FACTORS_PER_DOUBLING).exp2()
         codes = (in_steps / factors[:, None, :, None]).floor_() + (1 << widths) // 2
         codes = codes.clamp_(min=0).minimum(((1 << widths) - 1).float()).int()
@@ -103,14 +104,14 @@ class MeanAndBits(Selector):
         return kept[..., :-1].to(torch.uint8).view(torch.int8)
 
     @staticmethod
-    def _logarithms(in_steps: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
+    def _logarithms(in_steps: torch.Tensor, widths: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
         """Of each page's factor, float32 [pages, KV heads], whole: how much more its keys differ than usual.
 
         Args:
             in_steps: what keys differ by, float32 [pages, page size, KV heads, channels].
             widths: bits of each channel, int32 [KV heads, channels].
+            usual: steps of codes of so many bits of a variable of deviation 1, float32 [KV heads, channels].
         """
-        usual = torch.tensor(STEPS, device=widths.device)[widths.long()]
         squares = (in_steps * usual).square().sum(dim=(1, 3))
         count = in_steps.shape[1] * (widths > 0).sum(dim=1).clamp(min=1)
         deviations = (squares / count).sqrt().clamp(min=torch.finfo(torch.float32).tiny)

@@ -72,18 +72,17 @@ def _choice_kernel(
     tl.debug_barrier()  # other threads read what these wrote
 
     num_tokens = tl.load(NumTokens + row)
-    num_complete = num_tokens // PAGE_SIZE
+    num_before = (num_tokens - 1) // PAGE_SIZE
     first_recent = tl.maximum(num_tokens - window_tokens, 0) // PAGE_SIZE
-    is_partial = (num_tokens % PAGE_SIZE > 0).to(tl.int64)
     at = tl.arange(0, BLOCK_ALL)
-    is_complete = at < num_complete
-    is_forced = is_complete & ((at < num_sinks) | (at >= first_recent))
+    is_before = at < num_before
+    is_forced = is_before & ((at < num_sinks) | (at >= first_recent))
     num_forced = tl.sum(is_forced.to(tl.int64))
-    count = tl.maximum(tl.load(MaxPages + row) - is_partial, num_forced)
+    count = tl.maximum(tl.load(MaxPages + row) - 1, num_forced)
     share = tl.load(LogShares + row * max_pages + at, mask=at < max_pages, other=float("-inf"))
     # Logs of shares are 0 at most: without the sign, their bits fall as they grow.
     key = LARGEST_KEY - tl.maximum(-share, 0.0).to(tl.int32, bitcast=True)
-    key = tl.where(is_complete, tl.where(is_forced, FORCED, key), -1)
+    key = tl.where(is_before, tl.where(is_forced, FORCED, key), -1)
 
     # The largest number that so many keys reach, bit by bit.
     threshold = count.to(tl.int32) * 0
@@ -95,7 +94,7 @@ def _choice_kernel(
     is_equal = (key == threshold) & (key > 0)
     left = count - tl.sum(is_above.to(tl.int32))
     is_chosen = is_above | (is_equal & (tl.cumsum(is_equal.to(tl.int32), 0) <= left))
-    column = tl.cumsum(is_chosen.to(tl.int32), 0)  # column 0 is the partial page's
+    column = tl.cumsum(is_chosen.to(tl.int32), 0)  # column 0 is the last page's
     found = tl.sum(is_chosen.to(tl.int32))
 
     width = most_chosen + 1
@@ -108,8 +107,7 @@ def _choice_kernel(
     is_behind = (behind > found) & (behind < width)
     tl.store(Chosen + row * width + behind, tl.full((BLOCK_CHOSEN,), -1, tl.int64), mask=is_behind)
     tl.store(Shares + row * width + behind, tl.zeros((BLOCK_CHOSEN,), tl.float32), mask=is_behind)
-    partial = tl.load(Pages + row * max_pages + num_complete, mask=is_partial > 0, other=-1)
-    tl.store(Chosen + row * width, partial)
+    tl.store(Chosen + row * width, tl.load(Pages + row * max_pages + num_before))
     tl.store(Shares + row * width, 0.0)
 
 
@@ -119,16 +117,16 @@ def can_choose(rule: ChoiceRule, contexts: Contexts) -> bool:
 
 
 def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``choose_pages``, but with the page that is being filled in front; of equals the first are chosen.
+    """As ``choose_pages``, but with the context's last page in front; of equals the first are chosen.
 
     Args:
-        estimates: of a scan of the contexts' complete pages.
+        estimates: of a scan of the contexts' pages before the last.
         contexts: of the rows, for which ``can_choose`` holds.
         rule: what holds for every choice.
 
     Returns:
-        Pages, int64 [rows, 1 + most chosen]: that which is being filled, or -1, then the complete ones in the
-        order of the context, -1 behind the last; and their shares, float32, 0 where there is no estimate.
+        Pages, int64 [rows, 1 + most chosen]: the context's last, then those before it in their order, -1
+        behind them; and their shares, float32, 0 where there is no estimate.
     """
     num_rows, heads, most = estimates.logits.shape
     width = contexts.most_chosen + 1

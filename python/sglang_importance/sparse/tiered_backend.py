@@ -125,6 +125,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             self._ensure(part)
             self._steps.append(DecodeStep.of(part, table, pool.page_size, self._chooser))
         self._steps += [DecodeStep.of(part, table, pool.page_size, None) for part in parts(reading)]
+        self._count()
 
     def _ensure(self, spans: Sequence[Span]) -> None:
         """Builds what a selector wants of the spans' pages.
@@ -194,8 +195,6 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             if span.is_causal:
                 sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
             results[rows] = sums.output.to(output.dtype)
-        if layer.layer_id - self.token_to_kv_pool.start_layer == self.token_to_kv_pool.layer_num - 1:
-            self._count()
         return output
 
     # What sets a decode step apart is in its spans, which are made before the first layer.
@@ -228,26 +227,19 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 results[span.rows] = exact.to(results.dtype)
 
     def _count(self) -> None:
-        """Counts the steps of a pass behind its last layer."""
+        """Counts the steps of a pass before its first layer: the host knows how much each layer reads."""
         slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
         for step in self._steps:
-            counts = self._num_chosen(step)
-            for span, chosen in zip(step.spans, counts, strict=True):
+            everything = [len(span.pages) for span in step.spans]
+            read = everything if step.contexts is None else step.contexts.num_read
+            for span, *counts in zip(step.spans, everything, read, strict=True):
                 if span.choice is None:
                     continue
-                candidates = layers * len(span.pages)
-                selected = candidates if chosen is None else chosen
+                candidates, selected = (layers * count for count in counts)
                 span.choice.selection.candidates += candidates
                 span.choice.selection.selected += selected
                 slots.traffic.candidates += candidates
                 slots.traffic.selected += selected
-
-    def _num_chosen(self, step: DecodeStep) -> list[int] | list[None]:
-        """Pages that each row of a step has chosen, over layers; None where it read all."""
-        if step.contexts is None or self._chooser is None:
-            return [None] * len(step.spans)
-        layers = len(self._selecting_layers)
-        return [layers * pages for pages in step.contexts.num_read]
 
     def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape, plan_device
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
-from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_lab.selectors.registry import ready_selector
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.sparse.selections import Selections
@@ -42,12 +42,15 @@ class CountedStep:
         context: tokens of each, with the one of the step.
         selector: as ``--kv-sparse-selector``.
         policy: as ``--kv-residency-policy``.
+        device: where slots and tables are.
     """
 
-    def __init__(self, batch: int, context: int, selector: str, policy: str = "lru") -> None:
+    def __init__(
+        self, batch: int, context: int, selector: str, policy: str = "lru", device: str = "cpu"
+    ) -> None:
         per_request = -(-(context + 4) // PAGE)
         pool_tokens = (batch * per_request + 1) * PAGE
-        self.batch, self.context = batch, context
+        self.batch, self.context, self.device = batch, context, device
         self.pool = TieredKVPool(
             pool_tokens,
             page_size=PAGE,
@@ -55,7 +58,7 @@ class CountedStep:
             head_num=KV_HEADS,
             head_dim=DIM,
             layer_num=LAYERS,
-            device="cpu",
+            device=device,
             enable_memory_saver=False,
         )
         options = ImportanceOptions.of(
@@ -72,7 +75,7 @@ class CountedStep:
         shape = KvShape(layers=LAYERS, kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, item_bytes=4)
         self.random = torch.Generator().manual_seed(0)
         keys = torch.randn(LAYERS, 8, PAGE, KV_HEADS, DIM, generator=self.random)
-        chosen_by = ready_selector(selector, keys)
+        chosen_by = ready_selector(selector, keys, device)
         plan = plan_device(
             shape,
             page_size=PAGE,
@@ -84,15 +87,15 @@ class CountedStep:
             uses_triton=True,
         )
         self.selections = Selections(options, PAGE)
-        self.pool.attach_slots(plan, "cpu", policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
+        self.pool.attach_slots(plan, device, policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
         slots = self.pool.slots
         assert slots.representations is not None
         rule = ChoiceRule(sink_tokens=PAGE, window_tokens=2 * PAGE)
         chooser = PageChooser(slots.representations, PAGE, rule, slots.traffic, is_resident=slots.is_resident)
         self.layers = [RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=i) for i in range(LAYERS)]
-        table = ReqToTokenPool(batch + 1, per_request * PAGE, "cpu", enable_memory_saver=False)
+        table = ReqToTokenPool(batch + 1, per_request * PAGE, device, enable_memory_saver=False)
         runner = SimpleNamespace(
-            device="cpu",
+            device=device,
             page_size=PAGE,
             model_config=SimpleNamespace(is_encoder_decoder=False),
             req_to_token_pool=table,
@@ -103,64 +106,81 @@ class CountedStep:
         for request in self.requests:
             self.selections.open(request, reads_all=False, budget=None)  # type: ignore[arg-type]
         pages = 1 + torch.randperm(batch * per_request, generator=self.random).view(batch, per_request)
-        self.locations = (pages[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1)
+        self.locations = (pages[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1).to(device)
         table.req_to_token[: batch + 1].zero_()
         table.req_to_token[:batch, : per_request * PAGE] = self.locations.int()
 
-    def _batch(self, length: int) -> ForwardBatch:
-        rows = torch.arange(self.batch)
+    def _batch(self, lengths: Sequence[int]) -> ForwardBatch:
+        rows, seq_lens = torch.arange(self.batch, device=self.device), torch.tensor(lengths)
+        on_device = seq_lens.to(self.device)
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=self.batch,
-            input_ids=torch.zeros(self.batch, dtype=torch.int64),
+            input_ids=torch.zeros_like(rows),
             rids=[request.rid for request in self.requests],
             req_pool_indices=rows,
-            seq_lens=torch.full((self.batch,), length),
-            seq_lens_cpu=torch.full((self.batch,), length),
-            seq_lens_sum=self.batch * length,
-            out_cache_loc=self.locations[:, length - 1].contiguous(),
+            seq_lens=on_device,
+            seq_lens_cpu=seq_lens,
+            seq_lens_sum=sum(lengths),
+            out_cache_loc=self.locations[rows, on_device - 1],
         )
 
-    def _fill(self, length: int) -> None:
-        """The context before the step, written as prompts are; the pages themselves are not copied."""
-        slots = self.pool.slots
+    def _fill(self, lengths: Sequence[int]) -> None:
+        """The contexts before the step, written as prompts are; the pages themselves are not copied."""
         with DeviceCounts().counting():
-            self._fill_rows(slots, length)
+            self.fill(lengths)
 
-    def _fill_rows(self, slots: PageSlots, length: int) -> None:
-        for row in range(self.batch):
+    def fill(self, lengths: Sequence[int]) -> None:
+        """Contexts of so many tokens, written as prompts are."""
+        slots = self.pool.slots
+        for row, length in enumerate(lengths):
             at = self.locations[row, :length]
             plan = slots.begin_pass(at)
             for layer in range(LAYERS):
-                keys, values = (torch.randn(length, KV_HEADS, DIM, generator=self.random) for _ in range(2))
+                keys, values = (self._drawn(length, KV_HEADS, DIM) for _ in range(2))
                 slots.write(layer, plan, keys, values)
 
-    def _layer(self, layer: RadixAttention, batch: ForwardBatch) -> torch.Tensor:
-        q, k, v = (
-            torch.randn(self.batch, heads, DIM, generator=self.random)
-            for heads in (HEADS, KV_HEADS, KV_HEADS)
-        )
-        return q.flatten(1), k, v  # type: ignore[return-value]
+    def inputs(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Drawn queries, keys and values of a step's tokens, by layer."""
+        return [
+            (
+                self._drawn(self.batch, HEADS * DIM),
+                self._drawn(self.batch, KV_HEADS, DIM),
+                self._drawn(self.batch, KV_HEADS, DIM),
+            )
+            for _ in self.layers
+        ]
 
-    def run(self, length: int, of_pass: DeviceCounts, of_layers: DeviceCounts) -> list[torch.Tensor]:
-        """A step of so many tokens each; its outputs by layer."""
-        batch = self._batch(length)
+    def _drawn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.random).to(self.device)
+
+    def begin(self, lengths: Sequence[int], of_pass: DeviceCounts) -> ForwardBatch:
+        """What is done once for a step of so many tokens each."""
+        batch = self._batch(lengths)
         assert batch.seq_lens_cpu is not None
-        for counts in (of_pass, of_layers):
-            counts.on_host(batch.seq_lens_cpu, self.pool.slots.late.arrived)
-        inputs = [self._layer(layer, batch) for layer in self.layers]
+        of_pass.on_host(batch.seq_lens_cpu, self.pool.slots.late.arrived)
         with of_pass.counting():
             self.backend.init_forward_metadata(batch)
-        outputs = []
+        return batch
+
+    def run_layers(
+        self,
+        inputs: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        batch: ForwardBatch,
+        of_layers: DeviceCounts,
+    ) -> list[torch.Tensor]:
+        """Outputs of all layers."""
         with of_layers.counting():
-            for (q, k, v), layer in zip(inputs, self.layers, strict=True):
-                outputs.append(self.backend.forward_decode(q, k, v, layer, batch))
-        return outputs
+            return [
+                self.backend.forward_decode(q, k, v, layer, batch)
+                for (q, k, v), layer in zip(inputs, self.layers, strict=True)
+            ]
 
     def count(self) -> StepCounts:
         """Counts a step behind another one: pages of the first are in slots, what it built is built."""
-        self._fill(self.context - 2)
-        self.run(self.context - 1, DeviceCounts(), DeviceCounts())
+        lengths = [self.context] * self.batch
+        self._fill([length - 2 for length in lengths])
+        self.run_layers(self.inputs(), self.begin([n - 1 for n in lengths], DeviceCounts()), DeviceCounts())
         counts = StepCounts(DeviceCounts(), DeviceCounts())
-        self.run(self.context, counts.of_pass, counts.of_layers)
+        self.run_layers(self.inputs(), self.begin(lengths, counts.of_pass), counts.of_layers)
         return counts

@@ -1,0 +1,131 @@
+"""What a CUDA graph demands of a decode step over tiered pages: captured and replayed, by a stand-in in the
+interpreter and by CUDA where there is a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from support.device_counts import DeviceCounts
+from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits
+from support.drivers.counted_step import PAGE, CountedStep
+from support.nightly_cases import rest_nightly
+
+pytestmark = pytest.mark.triton
+
+START = [11 * PAGE + 5, 10 * PAGE - 1]
+"""Tokens of each request: in the steps that follow, the second completes a page, and begins the next."""
+STEPS = 3
+
+
+def tensors(of: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a step's metadata is made of; those that follow from others are kept beside the fields."""
+    parts = {field.name: getattr(of, field.name) for field in fields(of)} | getattr(of, "__dict__", {})
+    for name, part in parts.items():
+        if isinstance(part, torch.Tensor):
+            yield name, part
+        elif is_dataclass(part):
+            yield from tensors(part)
+
+
+def metadata(step: CountedStep) -> list[tuple[str, torch.Tensor]]:
+    (decode_step,) = step.backend._steps
+    assert not step.backend._alone
+    return [*tensors(decode_step), *tensors(step.pool._write_plan)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("selector", rest_nightly(["bits", "token"]))
+def test_a_captured_step_replays_as_it_runs(selector: str, device: str) -> None:
+    """Other tokens, lengths and pages, in the buffers of the step that was captured."""
+    on_cuda = device == "cuda"
+    no_waits: type[DeviceCounts] = NoSyncs if on_cuda else NoWaits
+    graph = CudaGraph() if on_cuda else CapturedStep()
+    eager, captured = (CountedStep(len(START), max(START), selector, device=device) for _ in range(2))
+    for each in (eager, captured):
+        each.fill([length - 2 for length in START])
+        # What is kept of the pages of a request that has not chosen yet is asked of the device.
+        lengths = [length - 1 for length in START]
+        each.run_layers(each.inputs(), each.begin(lengths, DeviceCounts()), no_waits())
+    inputs = captured.inputs()
+    outputs = captured.run_layers(inputs, captured.begin(START, no_waits()), graph)
+    static = metadata(captured)
+    if on_cuda:
+        graph.replay()
+    assert_same(outputs, eager.run_layers(eager.inputs(), eager.begin(START, no_waits()), no_waits()))
+    completed = 0
+    for step in range(1, STEPS):
+        lengths = [length + step for length in START]
+        completed += sum(length % PAGE == 0 for length in lengths)
+        expected = eager.run_layers(eager.inputs(), eager.begin(lengths, no_waits()), no_waits())
+        captured.begin(lengths, no_waits())
+        for (name, buffer), (_, fresh) in zip(static, metadata(captured), strict=True):
+            assert buffer.shape == fresh.shape, f"the shape of {name} depends on the batch"
+            buffer.copy_(fresh)
+        for old, new in zip(inputs, captured.inputs(), strict=True):
+            for buffer, fresh in zip(old, new, strict=True):
+                buffer.copy_(fresh)
+        before = [output.clone() for output in outputs]
+        graph.replay()
+        assert not torch.equal(before[0], outputs[0])
+        assert_same(outputs, expected)
+    assert completed == 1
+    if on_cuda:
+        torch.cuda.synchronize()
+    for mine, its in zip(captured.pool.slots.host, eager.pool.slots.host, strict=True):
+        assert all(torch.equal(part, other) for part, other in zip(mine, its, strict=True))
+    representations = captured.pool.slots.representations
+    assert representations is not None
+    assert bool(representations._is_built[:, captured.locations[1, START[1]] // PAGE].all()), "as completed"
+    captured.pool.slots.check_integrity()
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for layer, (output, wanted) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(output, wanted), layer
+
+
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x[0].item(),
+    "a number": lambda x: float(x.sum()),
+    "a condition": lambda x: bool((x > 0).any()),
+    "a list": lambda x: x.tolist(),
+    "an array": lambda x: x.numpy(),
+    "a copy": lambda x: x.cpu(),
+    "a move": lambda x: x.to("cpu"),
+    "where": lambda x: (x > 0).nonzero(),
+    "chosen ones": lambda x: x[x > 0],
+    "masked ones": lambda x: x.masked_select(x > 0),
+    "different ones": lambda x: x.unique(),
+    "so many of each": lambda x: x.repeat_interleave(x.long()),
+    "equality": lambda x: torch.equal(x, x + 1),
+    "the host's numbers": lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+    "the host's numbers, moved": lambda x: x + torch.tensor([1.0, 2.0, 3.0], device="cpu"),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is counted is on a CPU")
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_nothing_is_read_from_the_device(read: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.tensor([1.0, 0.0, 2.0])
+    with CapturedStep().counting(), pytest.raises(HostRead):
+        read(x)
+
+
+@torch.inference_mode()
+def test_what_python_decided_is_not_decided_again() -> None:
+    x, graph, factor = torch.tensor([1.0, 2.0]), CapturedStep(), 2
+    with graph.counting():
+        y = (x * factor)[:1]
+        x.add_(1)
+    factor = 3
+    x.fill_(5.0)
+    graph.replay()
+    assert (y.tolist(), x.tolist()) == ([10.0], [6.0, 6.0])
