@@ -248,13 +248,12 @@ class AnnotatedTree:
     def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
         """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []
-        digest = root_digest(key_of(below).extra_key, key_of(below).cache_salt)
-        for step in reversed(self.path(node)):
-            known = self.metadata(step).digest
-            if known is not None:
-                digest = known
-                break
-            missing.append(step)
+        digest = None
+        while node.parent is not None and (digest := self.metadata(node).digest) is None:
+            missing.append(node)
+            node = node.parent
+        if digest is None:
+            digest = root_digest(key_of(below).extra_key, key_of(below).cache_salt)
         for step in reversed(missing):
             *_, digest = self._chain(digest, step)
             self.metadata(step).digest = digest
