@@ -3,8 +3,8 @@
     python benchmark/conversations.py claude_code_sessions.jsonl.gz mooncake_conversation.jsonl agents
 
 Where the share of late is a half or more, turns rank nodes though nobody tells how answers end
-(``sgl_importance.reuse.turns.Conversations``). A row is a traffic, in its first order: its requests, that
-share over all of them, and the share of requests whose turn ranks. No policy is replayed.
+(``sgl_importance.reuse.conversations``). A row is a traffic, in its first order: its requests, that share
+over all of them, and the share of requests whose turn ranks. No policy is replayed.
 """
 
 from __future__ import annotations

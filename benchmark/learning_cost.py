@@ -2,9 +2,10 @@
 
     python benchmark/learning_cost.py
 
-Processor time of the calling thread inside the calls that learn (``ReuseTracker``, ``TurnTracker`` and the
-clock of ``ReuseEstimator``, with the index that follows), while 1, 64 and 256 requests run at a time: a
-shared cached prefix, 32 new tokens each, a pool that evicts. No end of an answer is known there: turns
+Processor time of the calling thread inside the calls that learn (``ReuseTracker``, ``TurnTracker``, the
+hashing of what becomes a ghost, and the clock of ``ReuseEstimator`` with the index that follows), while 1, 64
+and 256 requests run at a time: a shared cached prefix, 32 new tokens each, a full pool, so that each new node
+drives an old one out. No end of an answer is known there: turns
 are followed (``follows_turns``), and rank nothing. ``a_request`` is the median life of a request in
 microseconds; ``a_step`` is what of it falls on a decode step of so many running requests whose answers have
 ``ANSWER_TOKENS`` tokens, an assumption. What the two clocks around a call cost is taken off.
@@ -29,11 +30,13 @@ from scheduler_cost import Tree
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.reuse.estimator import ReuseEstimator
+from sglang_importance.tree.annotated_tree import AnnotatedTree
 
 RUNNING = (1, 64, 256)
 ANSWER_TOKENS = 256
 LEARNING = {
-    ReuseTracker: ("created", "accessed", "ended", "answered", "holds", "split", "removed"),
+    ReuseTracker: ("created", "accessed", "ended", "answered", "holds", "split"),
+    AnnotatedTree: ("removed",),
     TurnTracker: ("finished", "told"),
     ReuseEstimator: ("tick",),
 }
@@ -95,6 +98,8 @@ def main(
     rows: list[dict[str, Any]] = []
     for running in RUNNING:
         tree = Tree(running)
+        while not len(tree.driver.component.state.tree.ghosts):
+            tree.lives()
         lives, calls_of = [], []
         with learning_timed() as clock:
             spent = cost_of_a_clock()

@@ -5,8 +5,9 @@
 ``AGENTS`` is a folder of one of the LMCache agent traces (github.com/LMCache/lmcache-agent-trace) and
 ``TOKENIZER`` a tokenizer.json. All sessions are alive and take turns at random. Requests run one at a time,
 without answers, in chunks of 2,048 tokens. Pools are parts of the unique tokens, which are counted in pages
-of 16. A prompt that is longer than the pool is refused, as a server does. The last row has the line in front
-with which Claude Code begins its system prompt, and whose hash changes with each request.
+of 16. A prompt that is longer than the pool is refused, as a server does. Reasons are those of the first
+order of turns; ``computed_by_order`` has the computed tokens of each. The last row has the line in front with
+which Claude Code begins its system prompt, and whose hash changes with each request.
 """
 
 from __future__ import annotations
@@ -113,23 +114,26 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main(
     agents: Annotated[Path, typer.Argument(help="Folder of JSON lines, a file a session.")],
     tokenizer: Annotated[Path, typer.Argument(help="tokenizer.json")],
-    seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0,
+    orders: Annotated[int, typer.Option(min=1, help="Of turns.")] = 10,
     figure: Annotated[Path, typer.Option(help="Picture of the rows.")] = FIGURE,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Measures, and writes the JSON and the picture."""
     encode = Tokenizer.from_file(str(tokenizer))
-    prompts = random_turns(agents, seed)
-    headed = list(with_field(prompts, billing_header))
-    requests = {name: list(tokenized(sent, encode)) for name, sent in ((RECORDED, prompts), (HEADED, headed))}
-    unique = unique_tokens(requests[RECORDED])
+    sent = [random_turns(agents, order) for order in range(orders)]
+    headed = list(with_field(sent[0], billing_header))
+    requests = {
+        RECORDED: [list(tokenized(each, encode)) for each in sent],
+        HEADED: [list(tokenized(headed, encode))],
+    }
+    unique = unique_tokens(requests[RECORDED][0])
     rows = []
     cells = [(RECORDED, part, policy) for part in PARTS for policy in EVICTS_BY]
     for beginning, part, policy in track([*cells, (HEADED, PARTS[-1], "importance")], "replaying"):
         row = {"prompts": agents.name, "beginning": beginning, "part": part, "policy": policy}
-        rows.append(
-            {**row, "unique_tokens": unique, **accounted(requests[beginning], policy, unique // part)}
-        )
+        found = [accounted(order, policy, unique // part) for order in requests[beginning]]
+        computed = [sum(each["missed"].values()) for each in found]
+        rows.append({**row, "unique_tokens": unique, **found[0], "computed_by_order": computed})
     print_rows("tokens", [{**row, "missed": sum(row["missed"].values())} for row in rows])
     draw(rows, figure)
     print(f"written: {write_results('miss_reasons', rows, out=out)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
-from sgl_importance.reuse.turns import Conversations, TurnEstimator
+from sgl_importance.reuse.conversations import Conversations
+from sgl_importance.reuse.turns import TurnEstimator
 
 NO_TURNS, TABLES, ALL = "no turns kept", "tables kept", "all kept"
 """No turns are what a ledger keeps: nodes, and the life tables of their classes."""

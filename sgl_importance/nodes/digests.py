@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from xxhash import xxh3_128_digest
 
 DIGEST_BYTES = 16
+_TOKEN_BYTES = array("q").itemsize
 
 
 def root_digest(*namespace: str | None) -> bytes:
@@ -30,8 +31,7 @@ def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int, *, ahead
         ahead: tokens behind a page that are part of its identity.
     """
     raw = memoryview(array("q", tokens)).cast("B")
-    item = array("q").itemsize
-    page_bytes, named_bytes = page_size * item, (page_size + ahead) * item
+    page_bytes, named_bytes = page_size * _TOKEN_BYTES, (page_size + ahead) * _TOKEN_BYTES
     for start in range(0, len(raw) - named_bytes + 1, page_bytes):
         parent = xxh3_128_digest(parent + raw[start : start + named_bytes])
         yield parent

@@ -126,7 +126,6 @@ class GhostTable:
         eviction: Eviction | None = None,
     ) -> None:
         """Keeps the pages of a node that is being removed."""
-        assert len(digests) == node.importance.num_pages
         ghost = GhostNode(
             at_risk_as=node.at_risk_as,
             last_access=node.last_access,
@@ -145,7 +144,7 @@ class GhostTable:
 
     def restore(self, digests: Sequence[bytes], ghost: GhostNode) -> None:
         """Keeps the pages of a node that was removed earlier; the latest call is forgotten last."""
-        assert len(digests) == len(ghost.vectors)
+        assert len(digests) == len(ghost.vectors), "a digest for each page"
         for page, digest in enumerate(digests):
             self._pages[digest] = (ghost, page)
             self._pages.move_to_end(digest)
@@ -165,6 +164,8 @@ class GhostTable:
             Each ghost with the number of its pages that came back; ``resolved`` where some had before.
         """
         found = list(self._pop_known(digests))
+        if not found:
+            return []
         returned: dict[int, tuple[GhostNode, int]] = {}
         start = 0
         while start < len(found):

@@ -145,9 +145,9 @@ class ReuseTracker:
 
     def _reclassify(self, node: NodeMetadata) -> None:
         """The node's at-risk interval goes on in its present class."""
-        if node.at_risk_as is not None and node.at_risk_as != node.reuse_class:
-            self._reuse.reclassified(node.at_risk_as, node.reuse_class, node.last_access)
-            node.at_risk_as = node.reuse_class
+        if node.at_risk_as is not None and node.at_risk_as != (present := node.reuse_class):
+            self._reuse.reclassified(node.at_risk_as, present, node.last_access)
+            node.at_risk_as = present
 
     # ---- nodes that are cut, leave and come back ----
 

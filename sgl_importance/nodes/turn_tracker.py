@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.turns import Conversations, Turn, TurnEstimator
+from sgl_importance.reuse.conversations import Conversations
+from sgl_importance.reuse.turns import Turn, TurnEstimator
 
 
 class TurnTracker:

@@ -45,7 +45,7 @@ def _group_row(start: int) -> int:
 
 
 def _row_in(rows: dict[int, int], reuse_class: int) -> int:
-    """Of the class's estimate: classes without evidence share their level's row behind those with it."""
+    """Of the class's estimate: classes that have not occurred share their level's row behind the others."""
     return rows.get(reuse_class, len(rows) + reuse_class % NUM_VISIT_LEVELS)
 
 
@@ -77,7 +77,7 @@ class ReuseEstimator:
     def tick(self) -> int:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
-        self._count_reached(self.clock, self._open, self._reached, self._ages)
+        self._count_reached(self.clock, self._open, self._reached[: len(self._columns)], self._ages)
         if self.clock % REFRESH_INTERVAL == 0:
             self._hits *= DECAY
             self._reached *= DECAY
@@ -164,9 +164,8 @@ class ReuseEstimator:
         """Computes hazards and index from the evidence so far."""
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
-        # A row for each class with evidence, by its number, then one for each level's classes without.
-        with_evidence = set(np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1)).tolist())
-        active = sorted(each for each, column in self._columns.items() if column in with_evidence)
+        # A row for each class that has occurred, by its number, then one for each level's other classes.
+        active = sorted(self._columns)
         columns = [self._columns[each] for each in active]
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
         hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[columns]

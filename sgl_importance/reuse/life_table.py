@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ def age_bucket(age: int) -> int:
     return _BUCKET_LIST[age] if age < EXACT_AGE else bisect_right(_START_LIST, age) - 1
 
 
+@cache
 def bucket_widths(num_buckets: int = NUM_AGE_BUCKETS) -> FloatArray:
     """Ages in each of the first buckets; float64 [num_buckets]. The last one has no end and counts as wide as
     it is old."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
 from math import log2
 
 import numpy as np
@@ -29,13 +28,6 @@ RHYTHM_WEIGHT = 0.3
 """Of the last gap in a session's rhythm."""
 OUTPUT_STARTS = (100, 300, 1000)
 """First number of generated tokens of each level but the lowest."""
-LONGER_SHARE = 0.5
-"""Least share of requests that go on from an earlier turn with a longer prompt where turns rank nodes though
-nobody tells how answers end: .59 to .97 of recorded agents, .28 of conversations of an hour (Mooncake)."""
-LONGER_REQUESTS = 128
-"""Requests of late whose mean that share is."""
-FIRST_REQUESTS = 4
-"""As many that go on from none stand for what came before the first."""
 CLASS_STRENGTH = 8.0
 """Intervals that the hazard of all turns with the same end is worth for one class of them, per bucket."""
 NO_RHYTHM = -1.0
@@ -46,7 +38,9 @@ NUM_TURN_CLASSES = 2 * len(AnswerEnd) * _CLASSES_OF_END
 """The second half is of turns that another request departed from; these are told apart by their end only."""
 NUM_TURN_BUCKETS = NUM_EXACT_BUCKETS
 """Of ages in seconds or requests. The last one begins at 26,008: an open turn is in memory until then."""
-_BUCKET_SECONDS: list[float] = BUCKET_STARTS[:NUM_TURN_BUCKETS].astype(np.float64).tolist()
+_BUCKET_SECONDS: FloatArray = BUCKET_STARTS[:NUM_TURN_BUCKETS].astype(np.float64)
+FIRST_INTERVALS = 1024
+"""For which there is room at first."""
 
 
 def turn_bucket(age: float) -> int:
@@ -81,7 +75,7 @@ class Turn:
         tokens: of its whole text, in whole pages, likewise.
         ranks: whether nodes that it was the last to visit are ranked by it.
         is_open: whether nothing has gone on from it yet.
-        interval: number of its at-risk interval.
+        interval: number of its at-risk interval, in the order in which they began.
     """
 
     since: float
@@ -94,31 +88,6 @@ class Turn:
     interval: int = 0
 
 
-class Conversations:
-    """Whether traffic is mostly conversations, whose prompts grow from turn to turn.
-
-    Then a turn says of the nodes that it was the last to visit more than their own class does, even where
-    nobody tells how answers end (docs/evidence/eviction.md).
-    """
-
-    def __init__(self) -> None:
-        self._share = 0.0
-        self._requests = FIRST_REQUESTS
-
-    def count(self, is_longer: bool) -> bool:
-        """One more request.
-
-        Args:
-            is_longer: whether it goes on from an earlier turn with a longer prompt.
-
-        Returns:
-            Whether requests are mostly such, of late.
-        """
-        self._requests = min(self._requests + 1, LONGER_REQUESTS)
-        self._share += (is_longer - self._share) / self._requests
-        return self._share >= LONGER_SHARE
-
-
 class TurnEstimator:
     """When turns go on, learnt online. Time never runs backwards.
 
@@ -127,6 +96,9 @@ class TurnEstimator:
     """
 
     def __init__(self, classify: Classify = turn_class) -> None:
+        from sgl_importance.reuse.reached import count_turns_reached  # imports numba
+
+        self._count_reached = count_turns_reached
         self._classify = classify
         self._hazards: FloatArray | None = None  # computed when they are asked for: most servers never do
         self._index: FloatArray | None = None
@@ -137,9 +109,12 @@ class TurnEstimator:
         self._now = 0.0
         self._hits = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
         self._reached = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
-        # (second, interval, turn, age bucket): it gets to the bucket then, if the interval is still open.
-        self._due: list[tuple[float, int, Turn, int]] = []
-        self._intervals = 0
+        # At-risk intervals as they began, which is how they get to each bucket; those behind the last are
+        # forgotten, ``_first`` of them so far. See ``count_turns_reached``.
+        self._since, self._classes = np.zeros(FIRST_INTERVALS), np.zeros(FIRST_INTERVALS, dtype=np.int64)
+        self._following = np.zeros(NUM_TURN_BUCKETS, dtype=np.int64)
+        self._at_risk: list[Turn] = []
+        self._first = 0
         self._recent_turns = self._recent_seconds = 1.0
         self._has_begun = False
         self._refresh()
@@ -174,12 +149,12 @@ class TurnEstimator:
             reached = self._reached[before.turn_class]
             reached[while_answered] = np.maximum(reached[while_answered] - 1.0, 0.0)
             self._hits[before.turn_class, turn_bucket(waited)] += 1.0
-            before.is_open = False
+            self._close(before)
             gap = log2(max(waited, 1.0))
             is_first = before.rhythm == NO_RHYTHM
             rhythm = gap if is_first else before.rhythm + RHYTHM_WEIGHT * (gap - before.rhythm)
         turn = Turn(now, rhythm, self._classify(answer_end, rhythm, output_tokens))
-        self._at_risk(turn)
+        self._begin_interval(turn)
         self._turns += 1
         if self._turns % REFRESH_INTERVAL == 0:
             self._refresh()
@@ -190,8 +165,9 @@ class TurnEstimator:
         another one? From now on the turn is predicted by what became of others in its place."""
         assert turn.is_open
         answer_end = turn.turn_class // _CLASSES_OF_END % len(AnswerEnd)
+        self._reclassify(turn, -1)
         turn.since, turn.turn_class = self._now, (len(AnswerEnd) + answer_end) * _CLASSES_OF_END
-        self._at_risk(turn)
+        self._begin_interval(turn)
 
     def ended_as(self, turn: Turn, answer_end: AnswerEnd) -> None:
         """It became known how the answer of an open turn ended: its interval goes on in that end's class."""
@@ -202,6 +178,7 @@ class TurnEstimator:
         is_departed = turn.turn_class >= len(AnswerEnd) * _CLASSES_OF_END
         number = is_departed * len(AnswerEnd) + answer_end
         turn.turn_class = number * _CLASSES_OF_END + turn.turn_class % _CLASSES_OF_END
+        self._reclassify(turn, turn.turn_class)
         self._reached[turn.turn_class, bucket] += 1.0
 
     def over(self, turn: Turn) -> None:
@@ -213,13 +190,13 @@ class TurnEstimator:
         bucket = turn_bucket(max(self._now - turn.since, 0.0))
         reached = self._reached[turn.turn_class]
         reached[bucket] = max(reached[bucket] - 1.0, 0.0)
-        turn.is_open = False
+        self._close(turn)
 
     def forget_open(self) -> None:
         """Every open interval is censored."""
-        for *_, turn, _bucket in self._due:
+        for turn in self._at_risk:
             turn.is_open = False
-        self._due.clear()
+        self._forget(len(self._at_risk))
 
     @property
     def index(self) -> FloatArray:
@@ -248,23 +225,43 @@ class TurnEstimator:
             self._hazards = np.concatenate([hazards(hits, reached, levels, priors) for hits, reached in ends])
         return self._hazards
 
-    def _at_risk(self, turn: Turn) -> None:
-        self._intervals += 1
-        turn.interval = self._intervals
+    def _begin_interval(self, turn: Turn) -> None:
+        number = len(self._at_risk)
+        if number == len(self._since):
+            self._forget(int(self._following[-1]))
+            number = len(self._at_risk)
+            if 2 * number > len(self._since):
+                self._since = np.concatenate((self._since, np.zeros_like(self._since)))
+                self._classes = np.concatenate((self._classes, np.zeros_like(self._classes)))
+        self._since[number], self._classes[number] = turn.since, turn.turn_class
+        self._at_risk.append(turn)
+        self._following[0] = number + 1
+        turn.interval = self._first + number
         self._reached[turn.turn_class, 0] += 1.0
-        heappush(self._due, (turn.since + _BUCKET_SECONDS[1], turn.interval, turn, 1))
+
+    def _forget(self, count: int) -> None:
+        """The first intervals are counted nowhere any more."""
+        del self._at_risk[:count]
+        left = len(self._at_risk)
+        for each in (self._since, self._classes):
+            each[:left] = each[count : count + left]
+        self._following = np.maximum(self._following - count, 0)
+        self._first += count
+
+    def _reclassify(self, turn: Turn, turn_class: int) -> None:
+        """The turn's interval goes on in the class; below 0: it has ended."""
+        if turn.interval >= self._first:
+            self._classes[turn.interval - self._first] = turn_class
+
+    def _close(self, turn: Turn) -> None:
+        turn.is_open = False
+        self._reclassify(turn, -1)
 
     def _advance(self, seconds: float) -> None:
         assert seconds >= self._now, "time runs backwards"
-        while self._due and self._due[0][0] <= seconds:
-            _, interval, turn, bucket = self._due[0]
-            is_reached = turn.is_open and turn.interval == interval
-            if is_reached:
-                self._reached[turn.turn_class, bucket] += 1.0
-            if is_reached and bucket + 1 < NUM_TURN_BUCKETS:
-                heapreplace(self._due, (turn.since + _BUCKET_SECONDS[bucket + 1], interval, turn, bucket + 1))
-            else:
-                heappop(self._due)
+        self._count_reached(
+            seconds, self._since, self._classes, self._following, self._reached, _BUCKET_SECONDS
+        )
         self._recent_turns += 1.0
         if self._has_begun:  # requests before the first turn, or of servers before, say nothing of their rate
             self._recent_seconds += seconds - self._now

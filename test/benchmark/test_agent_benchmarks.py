@@ -206,7 +206,7 @@ def test_a_restart_forgets_what_the_arm_does_not_keep(modules: SimpleNamespace, 
     script = modules.agents_restart
     cache = _served_half(modules, branching_sessions())
     turns, reuse = cache.ranking.policy.turns, cache.ranking.policy.reuse
-    before, hits, is_open = turns.index.copy(), reuse.counts()[0], len(turns._due)
+    before, hits, is_open = turns.index.copy(), reuse.counts()[0], len(turns._at_risk)
     assert is_open
     script.restart(cache, getattr(script, arm))
     assert cache.used == 0
@@ -216,7 +216,7 @@ def test_a_restart_forgets_what_the_arm_does_not_keep(modules: SimpleNamespace, 
     expected = TurnEstimator().index if arm == "NO_TURNS" else before
     np.testing.assert_array_equal(turns.index, expected)
     assert (before != TurnEstimator().index).any()
-    assert len(turns._due) == (is_open if arm == "ALL" else 0)
+    assert len(turns._at_risk) == (is_open if arm == "ALL" else 0)
     assert cache.admit("again", [b"a" * 8], BLOCK + 1) == 0
     cache.ranking.policy.check_integrity()
 

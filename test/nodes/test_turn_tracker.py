@@ -7,8 +7,9 @@ import pytest
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.conversations import LONGER_REQUESTS
 from sgl_importance.reuse.reuse_class import BlockType
-from sgl_importance.reuse.turns import LONGER_REQUESTS, Turn, TurnEstimator
+from sgl_importance.reuse.turns import Turn, TurnEstimator
 
 PAGE = 16
 

@@ -1,10 +1,13 @@
 """Life tables of turns: what is counted, what is learnt from it, and by which clock."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl_importance.reuse import turns
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.life_table import age_bucket
 from sgl_importance.reuse.turns import (
@@ -103,10 +106,12 @@ requests = st.tuples(
 )
 
 
-@given(st.lists(requests, min_size=1, max_size=15))  # fewer than a refresh, so that nothing decays
-def test_counts_are_those_of_a_record_of_every_interval(history: list) -> None:
+# Fewer than a refresh, so that nothing decays; where there is room for one, old ones are forgotten and moved.
+@given(st.lists(requests, min_size=1, max_size=15), st.sampled_from((1, 1024)))
+def test_counts_are_those_of_a_record_of_every_interval(history: list, room: int) -> None:
     """Against a naive count that keeps every interval: its class, the bucket it begins in, and its start."""
-    estimator = TurnEstimator()
+    with patch.object(turns, "FIRST_INTERVALS", room):
+        estimator = TurnEstimator()
     now, open_turns = 0.0, []
     intervals: dict[Turn, tuple[int, int, float]] = {}
     hits, reached = np.zeros_like(estimator._hits), np.zeros_like(estimator._hits)

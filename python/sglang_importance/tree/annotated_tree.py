@@ -77,7 +77,7 @@ class AnnotatedTree:
 
     def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
         """The metadata of a node that was taken in."""
-        known = self.known(node)
+        known: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)  # asked a dozen times a request
         assert known is not None, f"node {node.id} was never taken in"
         return known
 
@@ -225,16 +225,13 @@ class AnnotatedTree:
 
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages."""
-        assert node.parent is not None
-        digests = list(self.iterate_pages(node))
+        digests = list(self._chain(self.start_digest(node), node))
         self.metadata(node).digest = digests[-1]
         return digests
 
     def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]:
         """Chained digests of the node's pages; nothing is hashed before the first is asked for."""
-        assert node.parent is not None
-        start = self._end_digest(node.parent, node)
-        yield from self._chain(start, node)
+        yield from self._chain(self.start_digest(node), node)
 
     def end_digest(self, node: UnifiedTreeNode) -> bytes:
         """Chained digest of the node's last page: it names everything up to the node's end."""
@@ -248,13 +245,12 @@ class AnnotatedTree:
     def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
         """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []
-        digest = root_digest(key_of(below).extra_key, key_of(below).cache_salt)
-        for step in reversed(self.path(node)):
-            known = self.metadata(step).digest
-            if known is not None:
-                digest = known
-                break
-            missing.append(step)
+        digest = None
+        while node.parent is not None and (digest := self.metadata(node).digest) is None:
+            missing.append(node)
+            node = node.parent
+        if digest is None:
+            digest = root_digest(key_of(below).extra_key, key_of(below).cache_salt)
         for step in reversed(missing):
             *_, digest = self._chain(digest, step)
             self.metadata(step).digest = digest
@@ -262,7 +258,7 @@ class AnnotatedTree:
 
     def _chain(self, start: bytes, node: UnifiedTreeNode) -> Iterator[bytes]:
         # Two pages of the same tokens are two nodes where keys are pairs, and other tokens follow.
-        ahead = int(self.has_paired_keys)
+        ahead = int(self.core.is_eagle)
         return iterate_chain(start, key_of(node).raw_token_ids(), self.page_size, ahead=ahead)
 
     def check_integrity(self) -> None:

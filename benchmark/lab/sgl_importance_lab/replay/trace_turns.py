@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.conversations import Conversations
 from sgl_importance.reuse.reuse_class import Transition
-from sgl_importance.reuse.turns import Classify, Conversations, Turn, TurnEstimator, turn_class
+from sgl_importance.reuse.turns import Classify, Turn, TurnEstimator, turn_class
 from sgl_importance_lab.policies.session_requests import SessionRequests
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
