@@ -14,9 +14,9 @@ LAYER = 1
 _damaged = False
 
 
-def place_and_damage(place: Any, slots: Any, layer: int, pages: Any, shares: Any = None) -> Any:
+def place_and_damage(place: Any, slots: Any, layer: int, pages: Any, **named: Any) -> Any:
     global _damaged
-    places = place(slots, layer, pages, shares)
+    places = place(slots, layer, pages, **named)
     kept = places[(places >= slots.num_frames) & (places < slots.num_slots)]
     if layer == LAYER and not _damaged and len(kept):
         slots.values[layer, kept[0]] *= -8
