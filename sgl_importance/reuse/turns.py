@@ -75,7 +75,7 @@ class Turn:
         tokens: of its whole text, in whole pages, likewise.
         ranks: whether nodes that it was the last to visit are ranked by it.
         is_open: whether nothing has gone on from it yet.
-        interval: number of its at-risk interval, in the order in which they began.
+        interval: place of its at-risk interval in the estimator's memory; below 0 when it is forgotten.
     """
 
     since: float
@@ -109,12 +109,10 @@ class TurnEstimator:
         self._now = 0.0
         self._hits = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
         self._reached = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
-        # At-risk intervals as they began, which is how they get to each bucket; those behind the last are
-        # forgotten, ``_first`` of them so far. See ``count_turns_reached``.
+        # At-risk intervals as they began, which is how they get to each bucket. See ``count_turns_reached``.
         self._since, self._classes = np.zeros(FIRST_INTERVALS), np.zeros(FIRST_INTERVALS, dtype=np.int64)
         self._following = np.zeros(NUM_TURN_BUCKETS, dtype=np.int64)
         self._at_risk: list[Turn] = []
-        self._first = 0
         self._recent_turns = self._recent_seconds = 1.0
         self._has_begun = False
         self._refresh()
@@ -196,7 +194,8 @@ class TurnEstimator:
         """Every open interval is censored."""
         for turn in self._at_risk:
             turn.is_open = False
-        self._forget(len(self._at_risk))
+        self._at_risk.clear()
+        self._following[:] = 0
 
     @property
     def index(self) -> FloatArray:
@@ -226,32 +225,35 @@ class TurnEstimator:
         return self._hazards
 
     def _begin_interval(self, turn: Turn) -> None:
-        number = len(self._at_risk)
-        if number == len(self._since):
-            self._forget(int(self._following[-1]))
-            number = len(self._at_risk)
-            if 2 * number > len(self._since):
-                self._since = np.concatenate((self._since, np.zeros_like(self._since)))
-                self._classes = np.concatenate((self._classes, np.zeros_like(self._classes)))
-        self._since[number], self._classes[number] = turn.since, turn.turn_class
+        if len(self._at_risk) == len(self._since):
+            self._make_room()
+        turn.interval = len(self._at_risk)
+        self._since[turn.interval], self._classes[turn.interval] = turn.since, turn.turn_class
         self._at_risk.append(turn)
-        self._following[0] = number + 1
-        turn.interval = self._first + number
+        self._following[0] = len(self._at_risk)
         self._reached[turn.turn_class, 0] += 1.0
 
-    def _forget(self, count: int) -> None:
-        """The first intervals are counted nowhere any more."""
-        del self._at_risk[:count]
-        left = len(self._at_risk)
-        for each in (self._since, self._classes):
-            each[:left] = each[count : count + left]
-        self._following = np.maximum(self._following - count, 0)
-        self._first += count
+    def _make_room(self) -> None:
+        """Forgets intervals that have ended or got to the last bucket; twice the room where most go on."""
+        goes_on = self._classes >= 0
+        for number in range(self._following[-1]):
+            if goes_on[number]:
+                self._at_risk[number].interval = -1
+        goes_on[: self._following[-1]] = False
+        self._following = np.concatenate(([0], np.cumsum(goes_on)))[self._following]
+        kept = np.flatnonzero(goes_on)
+        self._at_risk = [self._at_risk[number] for number in kept]
+        for place, turn in enumerate(self._at_risk):
+            turn.interval = place
+        room = len(goes_on) * (1 + (2 * len(kept) > len(goes_on)))
+        since, classes = np.zeros(room), np.zeros(room, dtype=np.int64)
+        since[: len(kept)], classes[: len(kept)] = self._since[kept], self._classes[kept]
+        self._since, self._classes = since, classes
 
     def _reclassify(self, turn: Turn, turn_class: int) -> None:
         """The turn's interval goes on in the class; below 0: it has ended."""
-        if turn.interval >= self._first:
-            self._classes[turn.interval - self._first] = turn_class
+        if turn.interval >= 0:
+            self._classes[turn.interval] = turn_class
 
     def _close(self, turn: Turn) -> None:
         turn.is_open = False

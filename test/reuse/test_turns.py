@@ -1,5 +1,6 @@
 """Life tables of turns: what is counted, what is learnt from it, and by which clock."""
 
+import gc
 from unittest.mock import patch
 
 import numpy as np
@@ -145,3 +146,14 @@ def test_counts_are_those_of_a_record_of_every_interval(history: list, room: int
         close(turn, now)
     assert np.array_equal(estimator._hits, hits)
     assert np.array_equal(estimator._reached, reached)
+
+
+def test_turns_that_have_ended_are_not_kept() -> None:
+    """A busy server begins hundreds of thousands of them in the hours that an open one is waited for."""
+    estimator, turn = TurnEstimator(), None
+    open_turns = [estimator.begin(0.0, AnswerEnd.UNKNOWN, 0) for _ in range(10)]
+    for number in range(5 * turns.FIRST_INTERVALS):
+        turn = estimator.begin(number / 1000, AnswerEnd.UNKNOWN, 0, turn)
+    gc.collect()
+    assert sum(type(each) is Turn for each in gc.get_objects()) <= turns.FIRST_INTERVALS + 1
+    assert all(each.is_open for each in open_turns)
