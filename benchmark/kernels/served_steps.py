@@ -2,11 +2,12 @@
 
     python benchmark/kernels/served_steps.py --out FILE --logs FOLDER
 
-Each arm is a server of its own, with dummy weights, no tokenizer and torch's samplers. Each shape is a number
-of requests, each with a context of its own of random tokens. A step is the time between two tokens of one
-request while all of them decode; ``tokens_per_s`` counts all of them. A line of JSON is added behind each
-shape, and one that says why where an arm fails. --dry-run takes the same way on a CPU with a tiny model: it
-proves the script, and its times mean nothing; Triton's kernels run in its interpreter there.
+Each arm is a server of its own, with dummy weights, no tokenizer and torch's samplers. All are started
+together, and each shape is asked of one after the other. A shape is a number of requests, each with a context
+of its own of random tokens; where an arm's pool does not hold it, it is left out. A step is the time between
+two tokens of one request while all of them decode; ``tokens_per_s`` counts all of them. A line of JSON is
+added behind each shape, and one that says why where an arm fails. --dry-run takes the same way on a CPU with
+a tiny model: it proves the script, and its times mean nothing; Triton's kernels run in its interpreter there.
 """
 
 from __future__ import annotations
@@ -84,13 +85,13 @@ class Setting:
         flags: of every server.
         arms: of the servers, the flags that tell them apart.
         interpreted: of the arms, those that run in Triton's interpreter, and only the first shape.
-        shapes: tokens of a context and number of requests; None is as many as fit the pool, up to 16.
+        shapes: tokens of a context and number of requests.
     """
 
     config: dict[str, Any]
     flags: tuple[str, ...]
     arms: dict[str, tuple[str, ...]]
-    shapes: tuple[tuple[int, int | None], ...]
+    shapes: tuple[tuple[int, int], ...]
     interpreted: frozenset[str] = frozenset()
 
 
@@ -102,25 +103,32 @@ TIERED = (
     "tiered",
     "--kv-sparse-selector",
     "bits",
-    "--disable-cuda-graph",
 )
+IN_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
+EAGER = ("--disable-cuda-graph",)
 MOST_REQUESTS = 16
+BUDGET = 2048
+LARGE_POOL, SMALL_POOL = 8 * (32_768 + 256), 2 * (32_768 + 256)
+"""Tokens: weights of all servers and their pools share one device of 141 GB."""
 GPU = Setting(
     LLAMA_8B,
-    ("--attention-backend", "triton", "--max-running-requests", str(MOST_REQUESTS)),
+    (
+        *("--attention-backend", "triton", "--max-running-requests", str(MOST_REQUESTS)),
+        *("--mem-fraction-static", "0.9"),
+    ),
     {
-        "default": ("--kv-policy", "default"),
-        "importance": REUSE_ALONE,
+        "default": ("--kv-policy", "default", "--max-total-tokens", str(LARGE_POOL)),
         "tiered": (
-            *(*TIERED, "--kv-sparse-budget", "2048", "--kv-device-tokens", str(2 * MOST_REQUESTS * 2048)),
-            *("--max-total-tokens", str(MOST_REQUESTS * (32_768 + 2 * STEPS))),
+            *(*TIERED, *IN_GRAPHS, "--kv-sparse-budget", str(BUDGET)),
+            *("--kv-device-tokens", str(2 * MOST_REQUESTS * BUDGET), "--max-total-tokens", str(LARGE_POOL)),
         ),
-        "triton": (
-            *("--kv-policy", "importance", "--kv-importance-source", "triton"),
-            *("--cuda-graph-backend-prefill", "disabled"),
+        "importance": (*REUSE_ALONE, "--max-total-tokens", str(SMALL_POOL)),
+        "tiered, eager": (
+            *(*TIERED, *EAGER, "--kv-sparse-budget", str(BUDGET)),
+            *("--kv-device-tokens", str(16 * BUDGET), "--max-total-tokens", str(SMALL_POOL)),
         ),
     },
-    ((8192, 1), (8192, 16), (32_768, 1), (32_768, None)),
+    ((8192, 1), (8192, 7), (32_768, 1), (8192, 16), (32_768, 7)),
 )
 CPU = Setting(
     TINY_LLAMA,
@@ -128,16 +136,8 @@ CPU = Setting(
     {
         "default": ("--kv-policy", "default", "--max-total-tokens", "4096"),
         "tiered": (
-            *(
-                *TIERED,
-                "--kv-sparse-budget",
-                "64",
-                "--kv-sparse-min-context",
-                "64",
-                "--kv-device-tokens",
-                "1200",
-            ),
-            *("--max-total-tokens", "4096"),
+            *(*TIERED, *EAGER, "--kv-sparse-budget", "64", "--kv-sparse-min-context", "64"),
+            *("--kv-device-tokens", "1200", "--max-total-tokens", "4096"),
         ),
         "importance": (*REUSE_ALONE, "--max-total-tokens", "4096"),
         "triton": (
@@ -145,7 +145,7 @@ CPU = Setting(
             *("--attention-backend", "triton", "--max-total-tokens", "4096"),
         ),
     },
-    ((256, 1), (1024, None)),
+    ((256, 1), (1024, 3)),
     frozenset(["triton"]),
 )
 
@@ -303,36 +303,69 @@ def prompts_of(context: int, requests: int, vocabulary: int, seed: int) -> list[
     return [[draws.randrange(10, vocabulary) for _ in range(context)] for _ in range(requests)]
 
 
-def rows_of_arm(
-    arm: str, setting: Setting, model: Path, log: Path, deadline: float, ends: float
-) -> Iterator[dict[str, Any]]:
-    flags = ["--model-path", str(model), *SERVED, *setting.flags, *setting.arms[arm]]
+@dataclass(frozen=True)
+class Arm:
+    """A server that answers.
+
+    Attributes:
+        name: of the arm.
+        url: its address.
+        pool_tokens: what its KV pool holds.
+        shapes: what it is asked.
+    """
+
+    name: str
+    url: str
+    pool_tokens: int
+    shapes: frozenset[tuple[int, int]]
+
+    def row(self, context: int, requests: int, vocabulary: int, ends: float) -> dict[str, Any] | None:
+        """Measured steps of a shape, or why there are none; None where it is not asked."""
+        if (context, requests) not in self.shapes:
+            return None
+        shape = {
+            "arm": self.name,
+            "context": context,
+            "requests": requests,
+            "pool_tokens": self.pool_tokens,
+        }
+        if requests > self.pool_tokens // (context + STEPS + 16):
+            return shape | {"left_out": "does not fit"}
+        if time.monotonic() > ends:
+            return shape | {"left_out": "no time left"}
+        for attempt in range(ATTEMPTS):  # answers of a tiny model may be over before the last request is sent
+            prompts = prompts_of(context, requests, vocabulary, seed=context + requests + attempt)
+            try:
+                return shape | measured(self.url, prompts, ends)
+            except NeverTogether as error:
+                failed = {"failed": str(error)}
+            except (RuntimeError, httpx.HTTPError) as error:
+                return shape | {"failed": str(error) or type(error).__name__}
+        return shape | failed
+
+
+def started(
+    name: str, setting: Setting, model: Path, log: Path, ends: float, running: contextlib.ExitStack
+) -> tuple[Arm | None, dict[str, Any]]:
+    """An arm whose first requests are behind it, and the line that says so; None where it failed."""
+    flags = ["--model-path", str(model), *SERVED, *setting.flags, *setting.arms[name]]
     starts = time.monotonic()
-    with server(flags, log, deadline, interpreted=arm in setting.interpreted) as url:
-        yield {"arm": arm, "started_s": time.monotonic() - starts}
+    is_interpreted = name in setting.interpreted
+    try:
+        url = running.enter_context(server(flags, log, ends, interpreted=is_interpreted))
         pool_tokens = httpx.get(f"{url}/server_info", timeout=60).json()["max_total_num_tokens"]
-        vocabulary = setting.config["vocab_size"]
-        measured(url, prompts_of(64, 1, vocabulary, seed=0), ends)  # what a first request builds
-        shapes = setting.shapes[:1] if arm in setting.interpreted else setting.shapes
-        for number, (context, requests) in enumerate(shapes, start=1):
-            fitting = pool_tokens // (context + STEPS + 16)
-            together = min(MOST_REQUESTS, fitting) if requests is None else requests
-            shape = {"arm": arm, "context": context, "requests": together, "pool_tokens": pool_tokens}
-            if not 0 < together <= fitting or time.monotonic() > deadline:
-                yield shape | {"left_out": "does not fit" if together > fitting else "no time left"}
-                continue
-            for attempt in range(
-                ATTEMPTS
-            ):  # answers of a tiny model may be over before the last request is sent
-                prompts = prompts_of(context, together, vocabulary, seed=number + len(shapes) * attempt)
-                try:
-                    row = measured(url, prompts, deadline)
-                except NeverTogether:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                else:
-                    yield shape | row
-                    break
+        # What first requests build, of one and of several.
+        for context, requests in ((64, 1), (setting.shapes[0][0] // 2, 1 if is_interpreted else 2)):
+            measured_once(url, prompts_of(context, requests, setting.config["vocab_size"], seed=0), ends)
+    except (RuntimeError, httpx.HTTPError) as error:
+        return None, {"arm": name, "failed": str(error) or type(error).__name__}
+    asked = frozenset(setting.shapes[:1] if is_interpreted else setting.shapes)
+    return Arm(name, url, pool_tokens, asked), {"arm": name, "started_s": time.monotonic() - starts}
+
+
+def measured_once(url: str, prompts: list[list[int]], ends: float) -> None:
+    with contextlib.suppress(NeverTogether):
+        measured(url, prompts, ends)
 
 
 def facts() -> dict[str, Any]:
@@ -350,29 +383,34 @@ def main(
     setting = CPU if dry_run else GPU
     if unknown := sorted(set(only or []) - set(setting.arms)):
         raise typer.BadParameter(f"{', '.join(unknown)} is not known: use one of {', '.join(setting.arms)}")
-    arms = only or list(setting.arms)
+    names = only or list(setting.arms)
     ends = time.monotonic() + 60 * minutes
     failed = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, out.open("a") as lines:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running, out.open("a") as lines:
         write_model(Path(folder), setting.config)
 
         def write(row: dict[str, Any]) -> None:
             line = json.dumps(({"dry_run": True} if dry_run else {}) | row)
             print(line, file=lines, flush=True)
             print(line, flush=True)
+            if "failed" in row:
+                failed.append(row["arm"])
 
-        write(facts())
-        for number, arm in enumerate(arms):
-            now = time.monotonic()
-            deadline = ends if dry_run else now + (ends - now) / (len(arms) - number)
-            log = logs / f"served-{arm}.log"
-            try:
-                for row in rows_of_arm(arm, setting, Path(folder), log, deadline, ends):
+        def start(name: str) -> Arm | None:
+            time.sleep(2 * names.index(name))  # each finds free what the one before has not taken yet
+            log = logs / f"served-{name.replace(', ', '-')}.log"
+            arm, row = started(name, setting, Path(folder), log, ends, running)
+            write(row)
+            return arm
+
+        write(facts() | {"flags": {name: " ".join((*setting.flags, *setting.arms[name])) for name in names}})
+        with ThreadPoolExecutor(1 if dry_run else len(names)) as pool:
+            arms = [arm for arm in pool.map(start, names) if arm is not None]
+        for context, requests in setting.shapes:
+            for arm in arms:
+                if row := arm.row(context, requests, setting.config["vocab_size"], ends):
                     write(row)
-            except (RuntimeError, httpx.HTTPError) as error:
-                failed.append(arm)
-                write({"arm": arm, "failed": str(error) or type(error).__name__})
     if failed:
         sys.exit(f"error: failed: {', '.join(failed)}")
 

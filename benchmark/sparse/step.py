@@ -55,7 +55,7 @@ class Shape:
     dim: int = 128
 
 
-SHAPES = [Shape(requests, context, 2048) for context in (16384, 65536) for requests in (1, 8, 32)]
+SHAPES = [Shape(requests, context, 2048) for context in (8192, 32768, 65536) for requests in (1, 16)]
 TINY = [Shape(2, 256, 96, heads=4, kv_heads=2, dim=16)]
 
 
@@ -70,16 +70,19 @@ class Step:
 
     def __init__(self, shape: Shape, selector: str, device: str) -> None:
         self.shape, self.device = shape, device
-        draws = torch.Generator().manual_seed(0)
+        draws = torch.Generator(device).manual_seed(0)
         per_request = shape.context // PAGE
         num_pages = shape.requests * per_request + 1
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         pool_shape = (num_pages * PAGE, shape.kv_heads, shape.dim)
-        self.pool = [torch.empty(pool_shape, dtype=dtype).normal_(generator=draws) for _ in range(2)]
-        if device == "cuda":
-            self.pool = [part.pin_memory() for part in self.pool]
-        order = torch.randperm(num_pages - 1, generator=draws) + 1
-        self.pages = order.view(shape.requests, per_request).to(device)
+        self.pool = [
+            torch.empty(pool_shape, dtype=dtype, pin_memory=device == "cuda").copy_(
+                torch.randn(pool_shape, dtype=dtype, device=device, generator=draws)
+            )
+            for _ in range(2)
+        ]
+        order = torch.randperm(num_pages - 1, generator=draws, device=device) + 1
+        self.pages = order.view(shape.requests, per_request)
         budget = shape.selected // PAGE
         self.slots = PageSlots(
             [self.pool[0]],
@@ -97,12 +100,13 @@ class Step:
         self.slots.begin_pass(torch.zeros(0, dtype=torch.int64, device=device))
         assert self.slots.representations is not None
         self.representations = self.slots.representations
-        self.representations.ensure(order.to(device))
+        self.representations.ensure(order)
         whole = torch.full((shape.requests,), shape.context, device=device)
         self.contexts = Contexts(self.pages, whole, torch.full_like(whole, budget), budget, PAGE)
         self.last_tokens = torch.full_like(whole, PAGE)
-        queries = torch.empty(shape.requests, shape.heads, shape.dim, dtype=dtype).normal_(generator=draws)
-        self.queries, self.scale = queries.to(device), shape.dim**-0.5
+        size = (shape.requests, shape.heads, shape.dim)
+        self.queries = torch.randn(size, dtype=dtype, device=device, generator=draws)
+        self.scale = shape.dim**-0.5
         self.rows = torch.arange(shape.requests, device=device)
         self.outputs = torch.empty_like(self.queries)
         self.estimates = self.scan()
@@ -113,8 +117,8 @@ class Step:
 
     def in_order(self, part: int) -> torch.Tensor:
         """Keys or values on the device, [requests, KV heads, tokens, dimension]."""
-        by_page = self.pool[part].view(-1, PAGE, self.shape.kv_heads, self.shape.dim)
-        return by_page[self.pages.cpu()].flatten(1, 2).transpose(1, 2).contiguous().to(self.device)
+        by_page = self.pool[part].to(self.device).view(-1, PAGE, self.shape.kv_heads, self.shape.dim)
+        return by_page[self.pages].flatten(1, 2).transpose(1, 2).contiguous()
 
     def dense_arm(self) -> Any:
         keys, values = self.in_order(0), self.in_order(1)

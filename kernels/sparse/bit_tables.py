@@ -11,6 +11,12 @@ STEPS = (0.0, 1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 DISTORTIONS = (1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.0003035, 0.0000869)
 """What it leaves of the variance."""
 MOST_BITS = len(STEPS) - 1
+LARGEST = 127
+"""Largest number of what is kept in int8."""
+FACTORS_PER_DOUBLING = 8
+"""How finely the factor of a page is kept, as the logarithm of it in int8."""
+HEADER_BYTES = 4
+"""Of what is kept of a page and KV head, between mean and codes: one is used, and words stay aligned."""
 
 CALIBRATION_TOKENS = 1024
 SKIPPED_TOKENS = 32
@@ -89,16 +95,22 @@ class BitTables:
             whole bytes.
         starts: before how many of a token's bits a channel's begin, the lowest first; int32.
         steps: of its codes, float32; 0 where it has none.
+        channels: whose each bit of a token is, int16 [..., MOST_BITS * head dimension].
+        worths: what a channel's number grows by with this bit, float32, likewise; 0 behind the last.
+        usual: ``STEPS``, float32.
     """
 
     widths: torch.Tensor
     starts: torch.Tensor
     steps: torch.Tensor
+    channels: torch.Tensor
+    worths: torch.Tensor
+    usual: torch.Tensor
 
     @staticmethod
     def num_bytes(layers: int, kv_heads: int, head_dim: int) -> int:
         """What all tables take."""
-        return layers * kv_heads * head_dim * 3 * 4
+        return layers * kv_heads * head_dim * (3 * 4 + MOST_BITS * (2 + 4))
 
     @classmethod
     def allotted(cls, statistics: KeyStatistics, bits: int) -> BitTables:
@@ -132,7 +144,13 @@ class BitTables:
         in_order = given.gather(2, order)
         starts = torch.empty_like(given).scatter_(2, order, in_order.cumsum(dim=2) - in_order)
         steps = torch.tensor(STEPS, device=given.device)[given] * statistics.variances.sqrt()
-        return cls(given.int(), starts.int(), steps.contiguous())
+        bit = torch.arange(MOST_BITS * dim, device=given.device).expand(layers, given.shape[1], -1)
+        place = torch.searchsorted(in_order.cumsum(dim=2), bit.contiguous(), right=True)
+        channels = order.gather(2, place.clamp(max=dim - 1))
+        worths = steps.gather(2, channels) * (bit - starts.gather(2, channels)).exp2()
+        worths = worths.where(place < dim, 0.0)
+        usual = torch.tensor(STEPS, device=given.device)
+        return cls(given.int(), starts.int(), steps.contiguous(), channels.short(), worths, usual)
 
     @property
     def bits(self) -> list[int]:
@@ -142,11 +160,14 @@ class BitTables:
 
     def to(self, device: torch.device | str) -> BitTables:
         """The same, on a device."""
-        return BitTables(*(part.to(device) for part in (self.widths, self.starts, self.steps)))
+        return BitTables(*(part.to(device) for part in (*self._by_layer(), self.usual)))
 
     def of(self, layer: int) -> BitTables:
         """Those of a layer, [KV heads, head dimension] each."""
-        return BitTables(self.widths[layer], self.starts[layer], self.steps[layer])
+        return BitTables(*(*(part[layer] for part in self._by_layer()), self.usual))
+
+    def _by_layer(self) -> tuple[torch.Tensor, ...]:
+        return self.widths, self.starts, self.steps, self.channels, self.worths
 
 
 def _paired(of_channels: torch.Tensor) -> torch.Tensor:

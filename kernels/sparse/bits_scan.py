@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance_kernels.jit import njit
+from sgl_importance_kernels.sparse.bit_tables import HEADER_BYTES
 from sgl_importance_kernels.sparse.nibble_sums import CHUNK, TABLE_BYTES, largest_sums
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
@@ -84,8 +85,9 @@ def largest_of_codes(
 
     Args:
         queries: float32 [tokens, KV heads, queries of each, dimension].
-        kept: of every page of the pool, [pool pages, KV heads, bytes]: the mean as int8, eight times the
-            binary logarithm of the page's factor as int8, then codes as ``BitTables`` says.
+        kept: of every page of the pool, [pool pages, KV heads, bytes]: the mean as int8, a header whose
+            first byte is eight times the binary logarithm of the page's factor, then codes as ``BitTables``
+            says.
         units: of the means, float32 [pool pages, KV heads].
         widths: bits of each channel, int32 [KV heads, dimension].
         starts: before how many of a token's bits they begin, int32 [KV heads, dimension].
@@ -96,7 +98,7 @@ def largest_of_codes(
     """
     num_tokens, num_heads, group, dim = queries.shape
     num_queries = num_tokens * group
-    num_bytes = (kept.shape[2] - dim - 1) // page_size
+    num_bytes = (kept.shape[2] - dim - HEADER_BYTES) // page_size
     tables = np.empty((num_queries, num_bytes, 2, 2, CHUNK), np.uint8)
     table_units = np.empty(num_queries, np.float32)
     of_chunk = np.zeros(2, np.int16)
@@ -111,7 +113,7 @@ def largest_of_codes(
                 steps[head],
                 tables[row],
             )
-        codes = kept.ctypes.data + head * kept.strides[1] + dim + 1
+        codes = kept.ctypes.data + head * kept.strides[1] + dim + HEADER_BYTES
         for first in range(0, len(pages), 2):
             count = min(2, len(pages) - first)
             for row in range(num_queries):

@@ -38,6 +38,11 @@ class PageChooser:
         self.rule = rule
         self._traffic = traffic
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether ``choose_step`` can be captured in a CUDA graph, as long as a kernel holds the contexts."""
+        return self._representations.can_scan and not self.rule.resident_bias
+
     def choose(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

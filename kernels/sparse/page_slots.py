@@ -146,8 +146,7 @@ class PageSlots:
         completed = self.open_pages.close_completed()
         if completed is not None and self.representations is not None:
             pages, frames = completed
-            for layer, keys in enumerate(self.keys):
-                self.representations.build(layer, pages, keys[frames])
+            self.representations.build_from_frames(self.keys, frames, pages)
 
     def _begin_on_device(self) -> None:
         if self._on_device is not None:

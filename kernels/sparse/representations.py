@@ -79,8 +79,66 @@ class Representations:
         """
         if not self._keeps or not len(pages) or not self.selector.is_calibrated:
             return
+        if self._has_kernel:
+            self._keep(layer, keys[None], torch.arange(len(pages), device=pages.device), pages, self._kept)
+            return
         self._of_layers[layer][pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
         self._is_built[layer, pages] = pages > 0
+
+    def build_from_frames(self, keys: torch.Tensor, frames: torch.Tensor, pages: torch.Tensor) -> None:
+        """Represents pages that frames hold in all layers.
+
+        Args:
+            keys: of all slots, [layers, slots, page size, KV heads, head dimension].
+            frames: int64 [pages].
+            pages: int64 [pages]; 0 for none.
+        """
+        if self._has_kernel:
+            self._keep(0, keys, frames, pages, self._kept)
+            return
+        for layer, of_layer in enumerate(keys):
+            self.build(layer, pages, of_layer[frames])
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether Triton makes what is kept: as soon as tables say how."""
+        return self.uses_triton and self.selector.all_tables is not None
+
+    def _keep(
+        self,
+        first_layer: int,
+        keys: torch.Tensor,
+        rows: torch.Tensor,
+        pages: torch.Tensor,
+        kept: torch.Tensor,
+    ) -> None:
+        from sgl_importance_kernels.sparse.triton.keep_kernel import keep_pages  # a CPU needs no Triton
+
+        tables = self.selector.all_tables
+        assert tables is not None
+        keep_pages(
+            keys.contiguous(),
+            rows,
+            pages,
+            tables,
+            kept,
+            *self._layout,
+            self._units,
+            self._is_built,
+            first_layer=first_layer,
+            most_bytes=max(part.shape[2] for part in self._of_layers),
+        )
+
+    @cached_property
+    def _layout(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where each layer begins in what is kept, int64 [layers], and bytes of a page and head, int32."""
+        parts = self._of_layers
+        ends = list(accumulate(part.numel() for part in parts))
+        device = self._kept.device
+        return (
+            torch.tensor([0, *ends[:-1]], dtype=torch.int64, device=device),
+            torch.tensor([part.shape[2] for part in parts], dtype=torch.int32, device=device),
+        )
 
     def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
         """Complete pages of a layer, int64 [pages], with what is kept of them."""
@@ -177,6 +235,12 @@ class Representations:
             pages = self._is_built[layer].nonzero().flatten()
             if not len(pages):
                 continue
-            kept, units = self.selector.keep(layer, keys[pages].to(self._kept.device).float())
-            assert torch.equal(self._of_layers[layer][pages], kept), "kept of other keys"
-            assert torch.equal(self._units[layer, pages], units), "units of other keys"
+            found, units = self._of_layers[layer][pages], self._units[layer, pages]
+            of_host = keys[pages.to(keys.device)].to(self._kept.device)
+            if self._has_kernel:
+                self.build(layer, pages, of_host)
+                expected = self._of_layers[layer][pages], self._units[layer, pages]
+            else:
+                expected = self.selector.keep(layer, of_host.float())
+            assert torch.equal(found, expected[0]), "kept of other keys"
+            assert torch.equal(units, expected[1]), "units of other keys"

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("sglang")
 
 from support.device_counts import DeviceCounts
-from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits
+from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits, Uncounted
 from support.drivers.counted_step import PAGE, CountedStep
 from support.nightly_cases import rest_nightly
 
@@ -84,6 +84,45 @@ def test_a_captured_step_replays_as_it_runs(selector: str, device: str) -> None:
     assert representations is not None
     assert bool(representations._is_built[:, captured.locations[1, START[1]] // PAGE].all()), "as completed"
     captured.pool.slots.check_integrity()
+
+
+@torch.inference_mode()
+def test_a_graph_of_the_server_replays_other_requests(device: str) -> None:
+    """As upstream captures and replays it: three rows for two requests, one of which reads everything."""
+    graph = CudaGraph() if device == "cuda" else CapturedStep()
+    lengths, rows = [11 * PAGE + 5, 4 * PAGE - 1], 3
+    eager, captured = (CountedStep(2, max(lengths) + STEPS, "bits", device=device) for _ in range(2))
+    for each in (eager, captured):
+        each.fill([length - 1 for length in lengths])
+    backend = captured.backend
+    assert not backend.can_replay(captured.batch_of(lengths)), "before there is a graph"
+    backend.init_cuda_graph_state(4, 4)
+    nowhere = torch.zeros(rows, dtype=torch.int64, device=device)
+    batch = captured.replayed([], rows, nowhere)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    inputs = captured.inputs(rows)
+    if device == "cuda":  # as upstream warms up: what the first launch builds is not captured
+        captured.run_layers(inputs, batch, Uncounted())
+    outputs = captured.run_layers(inputs, batch, graph)
+    for _ in range(STEPS):
+        batch = captured.batch_of(lengths)
+        assert backend.can_replay(batch)
+        backend.init_forward_metadata_out_graph(captured.replayed(lengths, rows, batch.out_cache_loc))
+        drawn = eager.inputs()
+        for old, new in zip(inputs, drawn, strict=True):
+            for buffer, fresh in zip(old, new, strict=True):
+                buffer[: len(fresh)].copy_(fresh)
+        graph.replay()
+        expected = eager.run_layers(drawn, eager.begin(lengths, Uncounted()), Uncounted())
+        assert_same([output[: len(lengths)] for output in outputs], expected)
+        lengths = [length + 1 for length in lengths]
+    if device == "cuda":
+        torch.cuda.synchronize()
+    captured.pool.slots.check_integrity()
+    for request in captured.requests:
+        mine, its = (each.selections.of(request.rid) for each in (captured, eager))
+        assert (mine.candidates, mine.selected) == (its.candidates, its.selected)
+        assert mine.selected > 0
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:

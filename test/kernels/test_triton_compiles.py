@@ -16,6 +16,7 @@ from sgl_importance_kernels.sparse.triton import (
     bits_kernel,
     choice_kernel,
     copy_kernel,
+    keep_kernel,
     scan_kernel,
     slot_kernel,
     write_kernel,
@@ -54,16 +55,43 @@ def page_codes(page_size: int, head_dim: int) -> Any:
         "GROUP": 4,
         "HEAD_DIM": head_dim,
         "PAGE_SIZE": page_size,
-        "BLOCK_M": 16,
-        "BLOCK_D": bits_kernel.BLOCK_D,
+        "BLOCK_Q": 4,
+        "BLOCK_D": head_dim,
         "BLOCK_PAGES": bits_kernel.BLOCK_PAGES,
-        "DOT_DTYPE": tl.bfloat16,
-        "num_stages": bits_kernel.STAGES,
+        "BLOCK_BYTES": bits_kernel.LEAST_DOT_BYTES,
+        "WORD": 4,
+        "PACKED": True,
+        "is_aligned": True,
+        "num_warps": bits_kernel.WARPS,
+        "num_stages": 1,
     }
-    pointers = {"Q": "*bf16", "Kept": "*i8", "Widths": "*i32", "Starts": "*i32"}
+    pointers = {"Q": "*bf16", "Kept": "*i8", "Widths": "*i32", "Channels": "*i16"}
     pointers |= dict.fromkeys(("Rows", "Pages", "NumPages"), "*i64")
     name = f"page_codes-page{page_size}-d{head_dim}"
     return pytest.param(bits_kernel._codes_kernel, constants, pointers, id=name)
+
+
+def page_keep(page_size: int, head_dim: int) -> Any:
+    constants = {
+        "KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": page_size,
+        "FACTORS": 8,
+        "BLOCK_T": page_size,
+        "BLOCK_D": head_dim,
+        "BLOCK_BYTES": 64,
+        "num_warps": keep_kernel.warps_of(page_size),
+    }
+    pointers = {
+        **dict.fromkeys(("Widths", "Starts", "Sizes"), "*i32"),
+        **dict.fromkeys(("Rows", "Pages", "Offsets"), "*i64"),
+        "Keys": "*bf16",
+        "Kept": "*i8",
+        "IsBuilt": "*u8",
+        "Channels": "*i16",
+    }
+    name = f"page_keep-page{page_size}-d{head_dim}"
+    return pytest.param(keep_kernel._keep_kernel, constants, pointers, id=name)
 
 
 def page_attention(page_size: int, head_dim: int) -> Any:
@@ -139,6 +167,8 @@ KERNELS = [
     *(page_scan(tokens) for tokens in (16, 32, 64)),  # a vector for each token of a page
     page_codes(16, 128),
     page_codes(64, 64),
+    page_keep(16, 128),
+    page_keep(32, 128),
     page_attention(16, 128),
     page_attention(64, 64),
     pytest.param(
@@ -196,6 +226,8 @@ def test_kernels_compile_without_stack_or_spills(
     if arch == 80 and "page_attention-page64-d64" in request.node.name:
         # No number of warps or stages brings it down; what it costs, a GPU has to say.
         request.applymarker(pytest.mark.xfail(reason="16 bytes of stack", strict=True))
+    if kernel is bits_kernel._codes_kernel and arch >= 100:
+        constants = {**constants, "BLOCK_Q": 8}  # ``least_queries``
     assert_nothing_spills(kernel, constants, pointers, arch, tmp_path)
 
 

@@ -9,9 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.sparse.bit_tables import DISTORTIONS, MOST_BITS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.bit_tables import (
+    DISTORTIONS,
+    FACTORS_PER_DOUBLING,
+    HEADER_BYTES,
+    MOST_BITS,
+    BitTables,
+    KeyStatistics,
+)
 from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_kernels.sparse.selectors.mean_and_bits import FACTORS_PER_DOUBLING, MeanAndBits
+from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 
 LAYERS, PAGES, KV_HEADS, GROUP, DIM = 2, 24, 2, 3, 32
 
@@ -44,7 +51,7 @@ def made_again(selector: MeanAndBits, layer: int, kept: torch.Tensor, units: tor
     """
     tables, page_size = selector.tables(layer), selector._page_size
     heads, dim = tables.widths.shape
-    means, codes = kept[..., :dim] * units[..., None], kept[..., dim + 1 :].view(torch.uint8).int()
+    means, codes = kept[..., :dim] * units[..., None], kept[..., dim + HEADER_BYTES :].view(torch.uint8).int()
     factors = (kept[..., dim] / FACTORS_PER_DOUBLING).exp2()
     keys = means[:, None].repeat(1, page_size, 1, 1)
     for head in range(heads):

@@ -55,10 +55,20 @@ def signature(kernel: Any, constants: Mapping[str, Any], pointers: Mapping[str, 
 def source_of(
     kernel: Any, constants: dict[str, Any], pointers: Mapping[str, str]
 ) -> tuple[ASTSource, dict[str, int]]:
-    """What is compiled, and the options that ``constants`` bring beside the kernel's own."""
-    options = {name: value for name, value in constants.items() if name not in kernel.arg_names}
+    """What is compiled, and the options that ``constants`` bring beside the kernel's own.
+
+    With ``is_aligned`` among the constants every pointer is that of a tensor, not of a part of one.
+    """
+    is_aligned = constants.get("is_aligned", False)
+    known = {*kernel.arg_names, "is_aligned"}
+    options = {name: value for name, value in constants.items() if name not in known}
     own = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    return ASTSource(kernel, signature=signature(kernel, own, pointers), constexprs=own), options
+    types = signature(kernel, own, pointers)
+    aligned = {
+        (at,): [["tt.divisibility", 16]] for at, kind in enumerate(types.values()) if kind.startswith("*")
+    }
+    source = ASTSource(kernel, signature=types, constexprs=own, attrs=aligned if is_aligned else None)
+    return source, options
 
 
 def resources(source: ASTSource, arch: int, folder: Path, **options: int) -> tuple[int, int, int]:

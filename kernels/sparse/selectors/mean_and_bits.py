@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
-from sgl_importance_kernels.sparse.bit_tables import STEPS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.bit_tables import (
+    FACTORS_PER_DOUBLING,
+    HEADER_BYTES,
+    LARGEST,
+    BitTables,
+    KeyStatistics,
+)
 from sgl_importance_kernels.sparse.nibble_sums import CHUNK
-from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
+from sgl_importance_kernels.sparse.selectors.selector import Selector
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
@@ -16,9 +23,6 @@ if TYPE_CHECKING:
 
 BITS_PER_CHANNEL = 27 / 16
 """With mean, factor and unit 7 % of a page's keys and values in bf16."""
-
-FACTORS_PER_DOUBLING = 8
-"""How finely the factor of a page is kept, as the logarithm of it in int8."""
 
 
 class MeanAndBits(Selector):
@@ -68,7 +72,10 @@ class MeanAndBits(Selector):
         tables = BitTables.allotted(statistics, self._bits(statistics.variances.shape[-1]))
         self._bits_of_layers = tables.bits
         self._tables = tables.to(device)
-        self._steps = torch.tensor(STEPS, device=device)
+
+    @property
+    def all_tables(self) -> BitTables | None:
+        return self._tables
 
     def tables(self, layer: int) -> BitTables:
         """How the codes of a layer lie, [KV heads, head dimension]."""
@@ -82,12 +89,13 @@ class MeanAndBits(Selector):
         means, units = self.in_int8(mean[:, :, None])
         differences = keys - (means.squeeze(2) * units[..., None])[:, None]
         in_steps = differences / steps.where(steps > 0, torch.inf)
-        logarithms = self._logarithms(in_steps, widths, self._steps[widths.long()])
+        logarithms = self._logarithms(in_steps, widths, tables.usual[widths.long()])
         factors = (logarithms / FACTORS_PER_DOUBLING).exp2()
         codes = (in_steps / factors[:, None, :, None]).floor_() + (1 << widths) // 2
         codes = codes.clamp_(min=0).minimum(((1 << widths) - 1).float()).int()
         rows = self._packed(codes, tables, self._bits_of_layers[layer])
-        return torch.cat([means.squeeze(2), logarithms[..., None].to(torch.int8), rows], dim=2), units
+        header = functional.pad(logarithms[..., None].to(torch.int8), (0, HEADER_BYTES - 1))
+        return torch.cat([means.squeeze(2), header, rows], dim=2), units
 
     @staticmethod
     def _packed(codes: torch.Tensor, tables: BitTables, bits: int) -> torch.Tensor:
@@ -132,7 +140,7 @@ class MeanAndBits(Selector):
         return pages.scan_codes(queries, rows, scale, of_rows, num_pages, self.tables(pages.layer))
 
     def _bytes(self, head_dim: int, bits: int) -> int:
-        return head_dim + 1 + bits * self._page_size // 8
+        return head_dim + HEADER_BYTES + bits * self._page_size // 8
 
     def _bits(self, head_dim: int) -> int:
         return int(self._bits_per_channel * head_dim)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from sgl_importance_kernels.sparse.bit_tables import LARGEST, BitTables
+
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
     from sgl_importance_kernels.sparse.triton.estimates import Estimates
-
-LARGEST = 127
-"""Largest number of an int8 vector."""
 
 
 class Selector(ABC):
@@ -44,6 +43,11 @@ class Selector(ABC):
     def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
         """What it keeps beside all pages."""
         return 0
+
+    @property
+    def all_tables(self) -> BitTables | None:
+        """How codes lie in all layers, where that is what is kept."""
+        return None
 
     @property
     def is_calibrated(self) -> bool:

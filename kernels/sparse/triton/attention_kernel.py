@@ -10,7 +10,7 @@ from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
 
 TILE_TOKENS = 32
 """Tokens that are multiplied at a time: with 64, compiled for a GPU, numbers do not fit the registers."""
-SPLIT_PAGES = 32
+SPLIT_PAGES = 16
 """Pages of a row that one program reads: always the same ones, whatever else is in the batch."""
 
 

@@ -13,7 +13,7 @@ from sgl_importance_kernels.triton.tiles import log_sum
 WARPS = 8
 MOST_PAGES = 4096
 """Pages of a context that one program holds in its registers: 65,536 tokens in pages of 16."""
-PAGES_AT_A_TIME = 64
+PAGES_AT_A_TIME = 256
 _FORCED = 0x7FFFFFFF  # above the key of every share
 _LARGEST_KEY = 0x7F800000  # of a share of 1
 
@@ -59,9 +59,11 @@ def _choice_kernel(
         both = tl.join(sums, log_sum(parts, axis=1))
         sums = log_sum(both, axis=1)
 
-    for first in range(0, max_pages, BLOCK_PAGES):
+    num_tokens = tl.load(NumTokens + row)
+    num_before = (num_tokens - 1) // PAGE_SIZE
+    for first in range(0, num_before.to(tl.int32), BLOCK_PAGES):
         page = first + tl.arange(0, BLOCK_PAGES)
-        is_page = page < max_pages
+        is_page = page < num_before
         logits = tl.load(
             Logits + of_heads[:, None] * max_pages + page[None, :],
             mask=is_head[:, None] & is_page[None, :],
@@ -71,8 +73,6 @@ def _choice_kernel(
         tl.store(LogShares + row * max_pages + page, tl.max(shares, axis=0), mask=is_page)
     tl.debug_barrier()  # other threads read what these wrote
 
-    num_tokens = tl.load(NumTokens + row)
-    num_before = (num_tokens - 1) // PAGE_SIZE
     first_recent = tl.maximum(num_tokens - window_tokens, 0) // PAGE_SIZE
     at = tl.arange(0, BLOCK_ALL)
     is_before = at < num_before

@@ -80,7 +80,8 @@ def _scan_kernel(
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
     logits = tl.where(exists[None, :], largest * unit[None, :], float("-inf"))
     head_row = row * KV_HEADS * GROUP + head
-    store_estimates(logits, head_row, is_query, at, max_pages, Logits, Largest, Sums)
+    tile, num_tiles = tl.program_id(0), tl.num_programs(0)
+    store_estimates(logits, head_row, is_query, at, max_pages, tile, num_tiles, Logits, Largest, Sums)
 
 
 def tile_of(count: int) -> tuple[int, int]:

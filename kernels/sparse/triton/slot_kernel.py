@@ -15,7 +15,7 @@ import triton.language as tl
 from sgl_importance_kernels.sparse.page_history import DECAY
 
 LEVELS = 256
-WARPS = 8
+WARPS = 16
 BLOCK = 1024
 
 
@@ -94,7 +94,11 @@ def _order_kernel(
     tl.store(out + 1, page, mask=is_slot)
 
 
-@triton.jit(do_not_specialize=["num_entries", "num_slots", "num_ordered", "bound_behind"])
+# Tables of layers begin anywhere: a kernel for each of their alignments would be compiled while it serves.
+@triton.jit(
+    do_not_specialize=["num_entries", "num_slots", "num_ordered", "bound_behind"],
+    do_not_specialize_on_alignment=["SlotOf", "PageIn", "LastRead", "Choices", "Order", "Pages"],
+)
 def _place_kernel(
     Pages,
     FrameOf,

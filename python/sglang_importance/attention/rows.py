@@ -131,7 +131,7 @@ class ScoreRows:
         self._query_tokens = {phase: [0] * num_slots for phase in Phase}
         self._owners: list[str | None] = [None] * num_slots
         self._deferred: dict[int, list[_Deferred]] = {}
-        self._stream = stream or stream_of(device)
+        self._stream = stream or stream_of(device, most_drained=2 * self.max_pages)
         self._last_writes: dict[Phase, list[Mark | None]] = {phase: [None] * num_slots for phase in Phase}
         self._failure: Exception | None = None
         self._is_closed = False

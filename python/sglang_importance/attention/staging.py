@@ -49,11 +49,16 @@ class CudaStream:
 
     The current stream is full of steps that were launched ahead of the host: a copy behind them would arrive
     when they are done, and the device would have nothing to do by then.
+
+    Args:
+        device: whose stream it is.
+        most_drained: numbers that are drained at a time at most. Their room on the host is pinned here: CUDA
+            does so only when the device has finished all that it was given.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, most_drained: int = 0) -> None:
         self._beside = torch.cuda.Stream(device)
-        self._pinned = torch.empty(0, dtype=torch.float32, pin_memory=True)
+        self._pinned = torch.empty(most_drained, dtype=torch.float32, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
@@ -67,8 +72,6 @@ class CudaStream:
         self, sources: Sequence[torch.Tensor], behind: Mark | None, *, and_zero: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
         shape = (len(sources), len(sources[0]))
-        if self._pinned.numel() < shape[0] * shape[1]:
-            self._pinned = torch.empty(shape[0] * shape[1], dtype=torch.float32, pin_memory=True)
         host = self._pinned[: shape[0] * shape[1]].view(shape)
         with torch.cuda.stream(self._beside):
             if behind is not None:
@@ -101,9 +104,9 @@ class HostStream:
         return read
 
 
-def stream_of(device: torch.device | str) -> Stream:
-    """The stream that work on a device is queued in."""
-    return CudaStream(device) if torch.device(device).type == "cuda" else HostStream()
+def stream_of(device: torch.device | str, most_drained: int = 0) -> Stream:
+    """The stream that work on a device is queued in; arguments as ``CudaStream`` takes them."""
+    return CudaStream(device, most_drained) if torch.device(device).type == "cuda" else HostStream()
 
 
 class StagedNumbers:

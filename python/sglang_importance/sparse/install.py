@@ -16,7 +16,7 @@ from sglang.srt.runtime_context import get_parallel, get_schedule
 from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
-from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
+from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS, SelectionRule
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
@@ -24,6 +24,11 @@ from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
+from sglang_importance.sparse.captured_backend import (
+    CAN_RUN_GRAPH,
+    CapturedTieredBackend,
+    can_run_graph,
+)
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
 from sglang_importance.sparse.pool import TieredKVPool, continue_by_whole_pages, forget_freed_pages
 from sglang_importance.sparse.selections import Selections
@@ -55,6 +60,7 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
             f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
             f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
             f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_tiered_allocator, HookType.AROUND),
+            CAN_RUN_GRAPH: (can_run_graph, HookType.AROUND),
         }
     )
 
@@ -62,9 +68,12 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
         chooser, selecting = _choosing(model_runner, options) if options.is_sparse else (None, [])
-        if not emits:
-            return TieredAttentionBackend(model_runner, chooser, selecting)
-        return EmittingTieredBackend(model_runner, options, chooser, selecting)
+        if emits:
+            return EmittingTieredBackend(model_runner, options, chooser, selecting)
+        if chooser is not None and chooser.can_capture and len(selecting) == _pool_of(model_runner).layer_num:
+            budget = SelectionRule(0, 0, options.sparse.budget, model_runner.page_size)
+            return CapturedTieredBackend(model_runner, chooser, selecting, budget.max_pages)
+        return TieredAttentionBackend(model_runner, chooser, selecting)
 
     register_attention_backend("torch_native")(partial(create_backend, emits=options.source != NONE))
     register_attention_backend("triton")(partial(create_backend, emits=False))
@@ -154,8 +163,7 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
 
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
     """What makes steps read chosen pages, and the layers whose steps do."""
-    pool = model_runner.token_to_kv_pool
-    assert isinstance(pool, TieredKVPool), "sglang built another pool"
+    pool = _pool_of(model_runner)
     rule = ChoiceRule(
         sink_tokens=SINK_TOKENS,
         window_tokens=WINDOW_TOKENS,
@@ -167,6 +175,12 @@ def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[Pa
         _calibrate(representations.selector, model_runner)
     chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
     return chooser, full_attention_layers(model_runner.model)
+
+
+def _pool_of(model_runner: ModelRunner) -> TieredKVPool:
+    pool = model_runner.token_to_kv_pool
+    assert isinstance(pool, TieredKVPool), "sglang built another pool"
+    return pool
 
 
 def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +86,23 @@ class TieredKVPool(MHATokenToKVPool):
         """
         self._locations, self._write_plan = locations, self.slots.begin_pass(locations)
 
-    def begin_step(self, locations: torch.Tensor, lengths: Sequence[int]) -> None:
+    def begin_step(self, locations: torch.Tensor, lengths: Sequence[int]) -> StepPlan | None:
         """As ``begin_pass``, of a step with one new token for each request.
 
         Args:
             locations: of the new tokens, int64 [requests].
             lengths: tokens of each request, the new one included.
+
+        Returns:
+            What the step's layers write by, where Triton does.
         """
         if not self.slots.uses_triton:
             self.begin_pass(locations)
-            return
+            return None
         completed = [row for row, length in enumerate(lengths) if length % self.page_size == 0]
-        self._locations, self._write_plan = locations, self.slots.begin_step(locations, completed)
+        plan = self.slots.begin_step(locations, completed)
+        self._locations, self._write_plan = locations, plan
+        return plan
 
     def _store_kv_layer(
         self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
@@ -148,6 +154,8 @@ def _pin(buffer: torch.Tensor) -> None:
             f"error {int(status)}): use a smaller --max-total-tokens, or raise the limit of locked memory "
             "(ulimit -l)"
         )
+    # Or the next memory at this address could neither be pinned nor copied from.
+    weakref.finalize(buffer, torch.cuda.cudart().cudaHostUnregister, buffer.data_ptr()).atexit = False
 
 
 def forget_freed_pages(allocator: PagedTokenToKVPoolAllocator, slots: PageSlots) -> None:

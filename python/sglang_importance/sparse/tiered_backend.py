@@ -11,6 +11,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+from sgl_importance.options.importance_options import name_of
 from sgl_importance.sparse.selection_rule import Selection, read_all
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
@@ -23,6 +24,7 @@ from sgl_importance_kernels.sparse.streamed_attention import (
 from sglang_importance.attention.source import request_table
 from sglang_importance.sparse.decode_step import Choice, DecodeStep, Span, parts
 from sglang_importance.sparse.pool import TieredKVPool
+from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -64,44 +66,71 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         self._ensured: WeakSet[Selection] = WeakSet()  # whose pages are all represented
         self._ensured_at = -1
 
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        raise LaunchRefused(
+            [
+                f"{name_of('tiered.residency')} tiered has no CUDA graphs where layers read everything: "
+                "add --disable-cuda-graph"
+            ]
+        )
+
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:
-            stops = _on_host(forward_batch.seq_lens_cpu, forward_batch.seq_lens)
+            stops = on_host(forward_batch.seq_lens_cpu, forward_batch.seq_lens)
             starts = [stop - 1 for stop in stops]
             self.token_to_kv_pool.begin_step(forward_batch.out_cache_loc, stops)
         else:
             self.token_to_kv_pool.begin_pass(forward_batch.out_cache_loc)
-            starts = _on_host(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_prefix_lens)
-            new = _on_host(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
+            starts = on_host(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_prefix_lens)
+            new = on_host(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
             stops = [start + tokens for start, tokens in zip(starts, new, strict=True)]
         rids = forward_batch.rids or []  # none in upstream's own dummy batches, nor of padding
-        page_size = self.token_to_kv_pool.page_size
-        firsts = request_table(self.req_to_token_pool)[:, : max(stops, default=0) : page_size]
-        table = firsts[forward_batch.req_pool_indices].long() // page_size
+        table = self._page_table(forward_batch.req_pool_indices, stops)
         self._spans = []
         row = 0
         for request, (rid, start, stop) in enumerate(zip_longest(rids[: len(stops)], starts, stops)):
-            selection = self._selection(rid)
-            rule = self._read_all if selection is None else selection.rule
-            pages = table[request]
-            for span in rule.spans(start, stop):
-                is_causal = not (is_decode or span.is_generated)
-                context = span.start if is_causal else span.stop
-                first = row + span.start - start
-                self._spans.append(
-                    Span(
-                        rows=slice(first, first + span.stop - span.start),
-                        request=request,
-                        context=context,
-                        pages=pages[: -(-context // page_size)],
-                        is_causal=is_causal,
-                        choice=self._choice(selection, span.start, context) if span.selects else None,
-                    )
-                )
+            self._spans += self._spans_of(request, rid, start, stop, row, table[request], is_decode=is_decode)
             row += stop - start
         self._divide(table)
+
+    def _page_table(self, requests: torch.Tensor, stops: Sequence[int]) -> torch.Tensor:
+        """Pages of requests of the pool, int64 [requests, most pages]; anything behind their last."""
+        size = self.token_to_kv_pool.page_size
+        firsts = request_table(self.req_to_token_pool)[:, : max(stops, default=0) : size]
+        return firsts[requests].long() // size
+
+    def _spans_of(
+        self,
+        request: int,
+        rid: str | None,
+        start: int,
+        stop: int,
+        row: int,
+        pages: torch.Tensor,
+        *,
+        is_decode: bool,
+    ) -> list[Span]:
+        """Spans of a request's tokens from ``start`` to ``stop``; the first is row ``row`` of the batch."""
+        selection = self._selection(rid)
+        rule = self._read_all if selection is None else selection.rule
+        spans = []
+        for span in rule.spans(start, stop):
+            is_causal = not (is_decode or span.is_generated)
+            context = span.start if is_causal else span.stop
+            first = row + span.start - start
+            spans.append(
+                Span(
+                    rows=slice(first, first + span.stop - span.start),
+                    request=request,
+                    context=context,
+                    pages=pages[: -(-context // self.token_to_kv_pool.page_size)],
+                    is_causal=is_causal,
+                    choice=self._choice(selection, span.start, context) if span.selects else None,
+                )
+            )
+        return spans
 
     def _divide(self, table: torch.Tensor) -> None:
         """Tells the spans that are computed together from those that are computed alone.
@@ -228,18 +257,20 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
 
     def _count(self) -> None:
         """Counts the steps of a pass before its first layer: the host knows how much each layer reads."""
-        slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
         for step in self._steps:
             everything = [len(span.pages) for span in step.spans]
-            read = everything if step.contexts is None else step.contexts.num_read
-            for span, *counts in zip(step.spans, everything, read, strict=True):
-                if span.choice is None:
-                    continue
-                candidates, selected = (layers * count for count in counts)
-                span.choice.selection.candidates += candidates
-                span.choice.selection.selected += selected
-                slots.traffic.candidates += candidates
-                slots.traffic.selected += selected
+            self._count_spans(step.spans, everything if step.contexts is None else step.contexts.num_read)
+
+    def _count_spans(self, spans: Sequence[Span], num_read: Sequence[int]) -> None:
+        slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
+        for span, read in zip(spans, num_read, strict=True):
+            if span.choice is None:
+                continue
+            candidates, selected = layers * len(span.pages), layers * read
+            span.choice.selection.candidates += candidates
+            span.choice.selection.selected += selected
+            slots.traffic.candidates += candidates
+            slots.traffic.selected += selected
 
     def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool
@@ -289,7 +320,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         return found.exact if is_replaced else sums
 
 
-def _on_host(known: Sequence[int] | torch.Tensor | None, asked: torch.Tensor | None) -> list[int]:
+def on_host(known: Sequence[int] | torch.Tensor | None, asked: torch.Tensor | None) -> list[int]:
     """Numbers that the host knows; those that it must ask the device for where it does not."""
     if known is None:
         assert asked is not None, "a batch that does not say how long its requests are"

@@ -351,6 +351,9 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_SRT}.model_executor.model_runner.ModelRunner.sample": "self, logits_output, forward_batch",
     f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
+    f"{_SRT}.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph": (
+        "self, forward_batch"
+    ),
     f"{_SRT}.layers.attention.flashinfer_backend.DecodeMetadata.decode_wrappers": None,
     f"{_FLASHINFER}.__init__": (
         "self, model_runner, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, init_new_workspace"

@@ -13,12 +13,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape, plan_device
+from sgl_importance.sparse.selection_rule import SelectionRule
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_lab.selectors.registry import ready_selector
+from sglang_importance.sparse.captured_backend import CapturedTieredBackend
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.sparse.selections import Selections
-from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 
 from support.device_counts import DeviceCounts
 
@@ -101,7 +102,8 @@ class CountedStep:
             req_to_token_pool=table,
             token_to_kv_pool=self.pool,
         )
-        self.backend = TieredAttentionBackend(runner, chooser, range(LAYERS))  # type: ignore[arg-type]
+        budget = SelectionRule(0, 0, BUDGET, PAGE)
+        self.backend = CapturedTieredBackend(runner, chooser, range(LAYERS), budget.max_pages)  # type: ignore[arg-type]
         self.requests = [SimpleNamespace(rid=str(at), origin_input_ids=[0] * 8) for at in range(batch)]
         for request in self.requests:
             self.selections.open(request, reads_all=False, budget=None)  # type: ignore[arg-type]
@@ -125,6 +127,31 @@ class CountedStep:
             out_cache_loc=self.locations[rows, on_device - 1],
         )
 
+    def replayed(self, lengths: Sequence[int], rows: int, locations: torch.Tensor) -> SimpleNamespace:
+        """What upstream tells a backend before a graph of so many rows is captured or replayed.
+
+        Args:
+            lengths: tokens of each request; rows behind them are padding.
+            rows: of the graph.
+            locations: of the new tokens: of the requests', or, to be captured, of all rows.
+        """
+        padding = rows - len(lengths)
+        seq_lens = torch.tensor([*lengths, *[1] * padding])
+        requests = torch.tensor([*range(len(lengths)), *[0] * padding], device=self.device)
+        return SimpleNamespace(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=rows,
+            num_padding=padding,
+            req_pool_indices=requests,
+            seq_lens=seq_lens.to(self.device),
+            seq_lens_cpu=seq_lens,
+            out_cache_loc=locations,
+        )
+
+    def batch_of(self, lengths: Sequence[int]) -> ForwardBatch:
+        """The batch of a step of so many tokens each."""
+        return self._batch(lengths)
+
     def _fill(self, lengths: Sequence[int]) -> None:
         """The contexts before the step, written as prompts are; the pages themselves are not copied."""
         with DeviceCounts().counting():
@@ -140,13 +167,14 @@ class CountedStep:
                 keys, values = (self._drawn(length, KV_HEADS, DIM) for _ in range(2))
                 slots.write(layer, plan, keys, values)
 
-    def inputs(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Drawn queries, keys and values of a step's tokens, by layer."""
+    def inputs(self, rows: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Drawn queries, keys and values of a step's tokens, by layer: of the requests, or of more rows."""
+        rows = self.batch if rows is None else rows
         return [
             (
-                self._drawn(self.batch, HEADS * DIM),
-                self._drawn(self.batch, KV_HEADS, DIM),
-                self._drawn(self.batch, KV_HEADS, DIM),
+                self._drawn(rows, HEADS * DIM),
+                self._drawn(rows, KV_HEADS, DIM),
+                self._drawn(rows, KV_HEADS, DIM),
             )
             for _ in self.layers
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _UNIT_BYTES = 4  # of the numbers of a page and KV head
+_HEADER_BYTES = 4  # of bits, between mean and codes
 
 
 def kept_bytes(selector: str, head_dim: int, page_size: int) -> int:
@@ -18,4 +19,4 @@ def kept_bytes(selector: str, head_dim: int, page_size: int) -> int:
     if selector == "token":
         return page_size * head_dim + _UNIT_BYTES
     assert selector == "bits", selector
-    return head_dim + 1 + 27 * head_dim // 16 * page_size // 8 + _UNIT_BYTES
+    return head_dim + _HEADER_BYTES + 27 * head_dim // 16 * page_size // 8 + _UNIT_BYTES

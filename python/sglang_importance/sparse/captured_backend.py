@@ -1,0 +1,111 @@
+"""Decode steps over tiered pages that CUDA graphs replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from sgl_importance_kernels.sparse.page_chooser import PageChooser
+from sglang_importance.attention.source import request_table
+from sglang_importance.sparse.captured_steps import CapturedSteps
+from sglang_importance.sparse.tiered_backend import TieredAttentionBackend, on_host
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+CAN_RUN_GRAPH = (
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph"
+)
+
+
+class CapturedTieredBackend(TieredAttentionBackend):
+    """As the eager one, in graphs where that is possible: under Triton, where all layers select.
+
+    Args:
+        model_runner: whose attention it is.
+        chooser: chooses the pages.
+        selecting_layers: layers in which it does.
+        max_pages: budget of a context of so many tokens, as far as requests name none of their own.
+    """
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        chooser: PageChooser,
+        selecting_layers: Collection[int],
+        max_pages: Callable[[int], int],
+    ) -> None:
+        super().__init__(model_runner, chooser, selecting_layers)
+        self._max_pages = max_pages
+        self._captured: CapturedSteps | None = None
+        self._rids: Sequence[str] = ()
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        from sgl_importance_kernels.sparse.triton.choice_kernel import MOST_PAGES  # a CPU needs no Triton
+
+        size = self.token_to_kv_pool.page_size
+        most = min(MOST_PAGES, -(-request_table(self.req_to_token_pool).shape[1] // size))
+        assert self._chooser is not None
+        device = self.token_to_kv_pool.slots.keys.device
+        budget = self._max_pages(most * size)
+        self._captured = CapturedSteps(self._chooser, max_bs, most, budget, size, device)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def can_replay(self, forward_batch: ForwardBatch) -> bool:
+        """Whether a graph can compute a decode step: none of its requests is audited in it, its pages are not
+        listed, and each has a selection that the graph holds. Asks only the host."""
+        rids, lengths = forward_batch.rids, forward_batch.seq_lens_cpu
+        if self._captured is None or self.on_choice is not None or rids is None or lengths is None:
+            return False
+        self._rids = rids
+        for rid, length in zip(rids, lengths.tolist(), strict=True):
+            selection = self._selection(rid)
+            if selection is None:
+                return False
+            (span,) = selection.rule.spans(length - 1, length)
+            num_pages = budget = -(-length // self.token_to_kv_pool.page_size)
+            if span.selects:
+                choice = self._choice(selection, span.start, length)
+                if choice.audited_layer is not None:
+                    return False
+                budget = choice.max_pages
+            if not self._captured.holds(num_pages, budget):
+                return False
+        return True
+
+    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
+        """Fills what the graph of so many rows reads; before it is captured, makes it."""
+        assert self._captured is not None
+        pool, locations = self.token_to_kv_pool, forward_batch.out_cache_loc
+        if in_capture:
+            plan = pool.begin_step(locations, [1] * forward_batch.batch_size)
+            assert plan is not None
+            self._steps, self._alone = [self._captured.capture(plan)], []
+            return
+        stops = on_host(forward_batch.seq_lens_cpu, None)[: len(self._rids)]
+        plan = pool.begin_step(locations, stops)
+        assert plan is not None
+        table = self._page_table(forward_batch.req_pool_indices[: len(stops)], stops)
+        spans = [
+            self._spans_of(request, rid, stop - 1, stop, request, table[request], is_decode=True)[0]
+            for request, (rid, stop) in enumerate(zip(self._rids, stops, strict=True))
+        ]
+        self._ensure([span for span in spans if span.choice is not None])
+        num_read = self._captured.fill(forward_batch.batch_size, spans, table, plan)
+        self._count_spans(spans, num_read)
+
+
+def can_run_graph(
+    can_run: Callable[..., bool], runner: DecodeCudaGraphRunner, forward_batch: ForwardBatch
+) -> bool:
+    """Around upstream's of that name: a graph also has to hold the step."""
+    backend = runner.attn_backend
+    if isinstance(backend, TieredAttentionBackend) and not (
+        isinstance(backend, CapturedTieredBackend) and backend.can_replay(forward_batch)
+    ):
+        return False
+    return can_run(runner, forward_batch)
