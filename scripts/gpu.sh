@@ -2,7 +2,7 @@
 # What a machine with a GPU is to show, as two commands of less than nine minutes each. Neither needs a network, no stage
 # keeps the next from running, tests come first, and what has been measured is written at once.
 #   bash scripts/gpu.sh [kernels]      tests of the kernels, a decode step over tiered pages, the kernel benchmark
-#   bash scripts/gpu.sh serve          a served model in an 8B shape: stock, this policy, tiered pages, page scores
+#   bash scripts/gpu.sh serve          served models: a tiny one's answers, and steps in an 8B shape, stock and tiered
 #   bash scripts/gpu.sh carry {kernels,serve} FOLDER   elsewhere, with a network: the wheels that a command needs
 # --dry-run behind a command takes the same way without a GPU: it proves the script, its times mean nothing.
 # WHEELS=FOLDER installs the wheels into a folder of their own first, PYTHON=... chooses the Python (3.12 for wheels that
@@ -105,9 +105,11 @@ serve() {
   else
     tests "GPU tests beside sglang" -m gpu test/kernels/test_{gpu_producers,gpu_rows,captured_step}.py
   fi
-  local minutes=6
-  [[ -z $dry ]] || minutes=120
-  stage 380 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" \
+  local minutes=4 of_answers=1.8
+  [[ -z $dry ]] || minutes=120 of_answers=30
+  stage 115 "answers of a tiny model" "$python" -W ignore scripts/gpu/served_answers.py --out "$out/served_answers.jsonl" \
+    --logs "${OUT:-$packages}" --minutes "$of_answers" $dry
+  stage 255 "steps of a served model" "$python" -W ignore benchmark/kernels/served_steps.py --out "$out/served_steps.jsonl" \
     --logs "${OUT:-$packages}" --minutes "$minutes" $dry
 }
 

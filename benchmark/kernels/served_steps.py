@@ -108,7 +108,7 @@ IN_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
 EAGER = ("--disable-cuda-graph",)
 MOST_REQUESTS = 16
 BUDGET = 2048
-LARGE_POOL, SMALL_POOL = 8 * (32_768 + 256), 2 * (32_768 + 256)
+LARGE_POOL, SMALL_POOL = 5 * (32_768 + 256), 2 * (32_768 + 256)
 """Tokens: weights of all servers and their pools share one device of 141 GB."""
 GPU = Setting(
     LLAMA_8B,
@@ -128,7 +128,7 @@ GPU = Setting(
             *("--kv-device-tokens", str(16 * BUDGET), "--max-total-tokens", str(SMALL_POOL)),
         ),
     },
-    ((8192, 1), (8192, 7), (32_768, 1), (8192, 16), (32_768, 7)),
+    ((8192, 1), (8192, 7), (32_768, 1), (8192, 16), (32_768, 5)),
 )
 CPU = Setting(
     TINY_LLAMA,

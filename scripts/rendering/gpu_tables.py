@@ -22,13 +22,78 @@ def waits_a_step() -> str:
     return f"{now:.0f} times where it waited {before:.0f} times"
 
 
-def launches_of_building(selector: str) -> str:
-    """Launches that a layer's part of the pages which a step has completed takes before the next."""
+def launches_of_building(selector: str, *, per_layer: bool = False) -> str:
+    """Launches that pages which a step has completed take before the next: of all layers, or of one."""
     now, behind = (
         next(row for row in results(file)["rows"] if row["selector"] == selector)
         for file in ("count_step", "count_step_completed")
     )
-    return f"{(behind['launches_per_step'] - now['launches_per_step']) / now['layers']:.0f}"
+    launches = behind["launches_per_step"] - now["launches_per_step"]
+    return f"{launches / (now['layers'] if per_layer else 1):.0f}"
+
+
+def layer_to_dense(requests: int) -> str:
+    """Time of a tiered layer over that of dense attention, contexts of 32k."""
+    (row,) = (row for row in results("step_parts")["rows"] if row["requests"] == requests)
+    return f"{1 / row['times_dense']:.2f}"
+
+
+def selected_tokens() -> str:
+    """Tokens that each request of such a layer reads."""
+    (selected,) = {row["selected"] for row in results("step_parts")["rows"]}
+    return f"{selected:,}"
+
+
+def step_parts_table() -> str:
+    """Microseconds of each launch of a tiered layer, beside dense attention."""
+    parts = ("scan", "choose", "place", "attend", "sum", "dense")
+    lines = [
+        [f"{row['context']:,} x {row['requests']}", *(f"{row[f'{part}_us']:.0f}" for part in parts)]
+        for row in results("step_parts")["rows"]
+    ]
+    return _table(["context x requests", *parts], lines)
+
+
+def served_steps_table() -> str:
+    """Milliseconds of a step, by arm of a server."""
+    rows = [row for row in results("served_steps")["rows"] if "step_ms" in row]
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    times = {(row["arm"], row["context"], row["requests"]): row for row in rows}
+    lines = []
+    for context, requests in dict.fromkeys((row["context"], row["requests"]) for row in rows):
+        found = [times.get((arm, context, requests)) for arm in arms]
+        cells = ["" if row is None else f"{row['step_ms']:.1f}" for row in found]
+        lines.append([f"{context:,} x {requests}", *cells])
+    titles = ["in graphs" if arm == "tiered" else arm.removeprefix("tiered, ") for arm in arms]
+    return _table(["context x requests", *(f"tiered, {title}" for title in titles)], lines)
+
+
+def answers_on_a_gpu() -> str:
+    """Questions that each way of serving answered right, as stock did."""
+    ((answers, right, as_stock),) = {
+        (row["answers"], row["right"], row["as_stock"]) for row in results("served_answers")["rows"]
+    }
+    assert answers == right == as_stock
+    return f"{right} of {answers}"
+
+
+def _ratios(which: str, ratio: str) -> str:
+    found = [
+        row[ratio]
+        for row in results("kernels")["rows"]
+        if row.get("arm") in (f"{which}together", f"{which}in turns", which) and row["path"] == "tensor cores"
+    ]
+    return f"{min(found):.3f} to {max(found):.3f}"
+
+
+def emitting_layer() -> str:
+    """Time of a layer that emits logits, over stock's, on the path that sglang takes."""
+    return _ratios("emitting", "to_stock")
+
+
+def model_step(probe: str = "") -> str:
+    """A model's step whose requests are observed, over stock's."""
+    return _ratios(f"whole step, {probe}", "to_model_step")
 
 
 def hidden_copies_table() -> str:

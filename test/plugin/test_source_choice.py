@@ -89,7 +89,7 @@ def test_none_is_said_in_one_line_with_what_could_be_tried(caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.getMessage() == (
         "KV importance: no page scores (--kv-importance-source none): no producer of them has run beside "
-        "attention backend triton on cuda; reuse is predicted all the same. Not run on any GPU yet, for "
+        "attention backend triton on cuda; reuse is predicted all the same. Hardly run on a GPU, for "
         "trials: --kv-importance-source qk_probe, triton"
     )
 

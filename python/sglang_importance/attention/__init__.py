@@ -45,8 +45,8 @@ def install(options: ImportanceOptions) -> None:
 
     if options.source in UNPROVEN:
         logger.warning(
-            "KV importance: --kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested on CPUs "
-            "only, its speed and its behaviour on a device are unknown. Do not serve users with it.",
+            "KV importance: --kv-importance-source %s HAS HARDLY RUN ON A GPU: its tests passed on one H200, "
+            "where it slowed a model's steps by 0.5 to 10 %%. Do not serve users with it.",
             options.source,
         )
         _INSTALLERS[options.source](options)

@@ -10,7 +10,7 @@ NONE = "none"
 PRODUCERS: dict[str, str] = {"torch_native": "torch_native"}
 # Kinds of device, as torch names them, that a producer has run on.
 HAS_RUN_ON: dict[str, tuple[str, ...]] = {"torch_native": ("cpu",)}
-# Producers that no GPU has run yet: only the operator can choose them, and is warned. With the attention
+# Producers that a GPU has run for minutes only: only the operator can choose them, and is warned. With the attention
 # backends that they may be attached to.
 UNPROVEN: dict[str, tuple[str, ...]] = {
     "qk_probe": ("fa3", "flashinfer", "triton"),

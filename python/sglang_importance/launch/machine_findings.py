@@ -54,8 +54,8 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding(
             "importance on the accelerator",
             Status.NOTE,
-            "evicts by predicted reuse beside any attention backend; page scores are opt-in: no GPU has run "
-            "a producer of them yet",
+            "evicts by predicted reuse beside any attention backend; page scores are opt-in: their "
+            "producers have hardly run on a GPU",
             "nothing, or name one with --kv-importance-source; docs/extend.md settles the rest",
         )
     else:

@@ -62,7 +62,7 @@ def _no_scores(beside: str) -> str:
 
 def _trials(backends: set[str]) -> str:
     untried = ", ".join(_untried(backends))
-    return f". Not run on any GPU yet, for trials: {name_of('source')} {untried}" if untried else ""
+    return f". Hardly run on a GPU, for trials: {name_of('source')} {untried}" if untried else ""
 
 
 def _untried(backends: set[str]) -> Iterator[str]:
