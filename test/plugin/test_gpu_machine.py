@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 from types import SimpleNamespace
@@ -63,7 +64,9 @@ def test_pinned_pages_take_their_own_bytes_where_they_are(
         pinned.append((address, size))
         return status
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    let_go: list[int] = []
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=let_go.append)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     if status:
         with pytest.raises(RuntimeError, match="use a smaller --max-total-tokens"):
             TieredKVPool(100, device="cuda", **SHAPE)
@@ -72,6 +75,11 @@ def test_pinned_pages_take_their_own_bytes_where_they_are(
     assert pool.k_buffer is not None
     assert pool.v_buffer is not None
     assert pinned == [(part.data_ptr(), part.nbytes) for part in (*pool.k_buffer, *pool.v_buffer)]
+    assert not let_go
+    pool.k_buffer.clear()
+    gc.collect()
+    assert let_go, "or memory that comes to lie there could not be pinned"
+    assert set(let_go) < {address for address, _ in pinned}
 
 
 def test_a_token_has_the_bytes_of_its_row_whatever_the_pool_says_of_its_size() -> None:

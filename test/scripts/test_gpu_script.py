@@ -243,20 +243,44 @@ def test_an_answer_is_whole_or_an_error(served_steps: SimpleNamespace, streaming
 def test_an_arm_that_fails_is_written_and_the_next_goes_on(
     served_steps: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def rows(arm: str, *_: Any) -> Iterator[dict[str, Any]]:
-        yield {"arm": arm, "started_s": 1.0}
-        if arm == "importance":
-            raise RuntimeError("the server ended: out of memory")
+    def started(name: str, setting: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
+        if name == "importance":
+            return None, {"arm": name, "failed": "the server ended: out of memory"}
+        shapes = frozenset(setting.shapes if name == "default" else setting.shapes[:1])
+        return served_steps.Arm(name, "http://nowhere", 2000, shapes), {"arm": name, "started_s": 1.0}
 
-    monkeypatch.setattr(served_steps, "rows_of_arm", rows)
+    def measured(url: str, prompts: list[list[int]], ends: float) -> dict[str, Any]:
+        return {"step_ms": 1.0}
+
+    monkeypatch.setattr(served_steps, "started", started)
+    monkeypatch.setattr(served_steps, "measured", measured)
+    monkeypatch.setattr(served_steps.time, "sleep", lambda _: None)
     out = tmp_path / "steps.jsonl"
-    with pytest.raises(SystemExit, match="failed: importance"):
+    with pytest.raises(SystemExit, match="failed: importance$"):
         served_steps.main(out=out, logs=tmp_path, dry_run=True, minutes=1, only=None)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert lines.pop(0)["torch"] == torch.__version__
-    assert [line["arm"] for line in lines] == ["default", "tiered", "importance", "importance", "triton"]
-    assert lines[3]["failed"] == "the server ended: out of memory"
+    by_arm = {name: [line for line in lines if line["arm"] == name] for name in served_steps.CPU.arms}
+    assert by_arm["importance"] == [
+        {"dry_run": True, "arm": "importance", "failed": "the server ended: out of memory"}
+    ]
+    assert [line.get("step_ms") for line in by_arm["tiered"]] == [None, 1.0]
+    # A pool of 2,000 tokens holds one request of 1,024.
+    assert [line.get("left_out") for line in by_arm["default"]] == [None, None, "does not fit"]
     assert all(line["dry_run"] for line in lines)
+
+
+def test_a_shape_that_fails_does_not_keep_the_next(
+    served_steps: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(url: str, prompts: list[list[int]], ends: float) -> dict[str, Any]:
+        raise RuntimeError("3 of 65 tokens in time")
+
+    monkeypatch.setattr(served_steps, "measured", measured)
+    arm = served_steps.Arm("tiered", "http://nowhere", 4000, frozenset([(1024, 1)]))
+    row = arm.row(1024, 1, 1000, time.monotonic() + 60)
+    assert row["failed"] == "3 of 65 tokens in time"
+    assert arm.row(256, 1, 1000, time.monotonic() + 60) is None
 
 
 def test_a_server_that_ends_says_its_last_words(

@@ -10,8 +10,8 @@ NONE = "none"
 PRODUCERS: dict[str, str] = {"torch_native": "torch_native"}
 # Kinds of device, as torch names them, that a producer has run on.
 HAS_RUN_ON: dict[str, tuple[str, ...]] = {"torch_native": ("cpu",)}
-# Producers that a GPU has run for minutes only: only the operator can choose them, and is warned. With the attention
-# backends that they may be attached to.
+# Producers that a GPU has run for minutes: only the operator can choose them, and is warned. With the
+# attention backends that they may be attached to.
 UNPROVEN: dict[str, tuple[str, ...]] = {
     "qk_probe": ("fa3", "flashinfer", "triton"),
     "triton": ("triton",),
