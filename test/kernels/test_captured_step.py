@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ pytest.importorskip("sglang")
 
 from support.device_counts import DeviceCounts
 from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits, Uncounted
-from support.drivers.counted_step import PAGE, CountedStep
+from support.drivers.counted_step import BUDGET, PAGE, CountedStep
 from support.nightly_cases import rest_nightly
 
 pytestmark = pytest.mark.triton
@@ -123,6 +124,27 @@ def test_a_graph_of_the_server_replays_other_requests(device: str) -> None:
         mine, its = (each.selections.of(request.rid) for each in (captured, eager))
         assert (mine.candidates, mine.selected) == (its.candidates, its.selected)
         assert mine.selected > 0
+
+
+def test_what_no_graph_holds_runs_eagerly(device: str) -> None:
+    lengths = [11 * PAGE + 5, 4 * PAGE - 1]
+    step = CountedStep(2, max(lengths), "bits", device=device)
+    backend, batch = step.backend, step.batch_of(lengths)
+    backend.init_cuda_graph_state(4, 4)
+    assert backend.can_replay(batch)
+    backend.on_choice = lambda *_: None
+    assert not backend.can_replay(batch), "somebody lists the pages"
+    backend.on_choice = None
+    selection = step.selections.open(step.requests[0], reads_all=False, budget=10.0 * BUDGET)  # type: ignore[arg-type]
+    assert not backend.can_replay(batch), "a budget of its own"
+    selection = step.selections.open(step.requests[0], reads_all=True, budget=None)  # type: ignore[arg-type]
+    assert not backend.can_replay(batch), "more pages to be read than others choose"
+    selection = step.selections.open(step.requests[0], reads_all=False, budget=None)  # type: ignore[arg-type]
+    assert backend.can_replay(batch)
+    with mock.patch.object(selection.trail, "turn", return_value=1):
+        assert not backend.can_replay(batch), "an audit"
+    batch.seq_lens_cpu = None
+    assert not backend.can_replay(batch), "lengths that only the device knows"
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:

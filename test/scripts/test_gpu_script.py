@@ -256,7 +256,7 @@ def test_an_arm_that_fails_is_written_and_the_next_goes_on(
     monkeypatch.setattr(served_steps, "measured", measured)
     monkeypatch.setattr(served_steps.time, "sleep", lambda _: None)
     out = tmp_path / "steps.jsonl"
-    with pytest.raises(SystemExit, match="failed: importance$"):
+    with pytest.raises(SystemExit, match=r"failed: importance$"):
         served_steps.main(out=out, logs=tmp_path, dry_run=True, minutes=1, only=None)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert lines.pop(0)["torch"] == torch.__version__

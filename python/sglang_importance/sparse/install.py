@@ -89,8 +89,9 @@ def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, 
     if torch.device(configurator.device).type == "cpu":
         return device_bytes
     logger.warning(
-        "KV importance: --kv-residency tiered HAS HARDLY RUN ON A GPU: one H200, for minutes, with a tiny model "
-        "and with random weights. Compare its answers with those of --kv-residency full before you rely on it."
+        "KV importance: --kv-residency tiered HAS HARDLY RUN ON A GPU: one H200, for minutes, with a tiny "
+        "model and with random weights. Compare its answers with those of --kv-residency full before you "
+        "rely on it."
     )
     tokens = get_schedule().max_total_tokens
     assert tokens is not None, "tiered pages on a GPU without --max-total-tokens"
