@@ -1,16 +1,15 @@
-"""Whether victims that are cut from their tails save a server tokens: real servers, five seeds, cut and whole.
+"""Whether victims that are cut from their tails save a server tokens: real servers, cut and whole.
 
-Two pairs of loads, both at a quarter of what their traffic goes on asking for: ``agents`` and ``documents`` of
-the serving benchmark, with the embedded model, which are what the real tree without HTTP was judged by; and
-``recorded agents`` and ``recorded documents`` of benchmark/peers, on the first layer of a model. One request at
-a time; sglang's own chunks, unless ``--chunk`` says otherwise.
+Two pairs of loads, both at a quarter of what their traffic goes on asking for: ``agents`` and ``documents``
+of the serving benchmark, with the embedded model, by which the real tree without HTTP was judged; and
+``recorded agents`` and ``recorded documents`` of benchmark/peers, on the first layer of a model. One request
+at a time; sglang's own chunks, unless ``--chunk`` says otherwise.
 
     python benchmark/parts_of_leaves_served.py --data DIR --model .cache/models/smollm2 --resume
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import cache
 from itertools import product
@@ -30,8 +29,8 @@ from benchmark.peers.slices import first_layers
 from benchmark.peers.workloads import UNIQUE, Texts
 from benchmark.results import RESULTS, rows_so_far, write_results
 from benchmark.serving.workloads import load_parameters, make_workload
-
 from sgl_importance.embedded_model import checkpoint_path
+
 from support import warm_start
 from support.servers import ServerProcess
 
@@ -62,7 +61,9 @@ LOADS = {
 }
 
 
-def measure(load: Load, prompts: list[list[int]], tiers: str, arm: str, model: Path, chunk: int) -> dict[str, Any]:
+def measure(
+    load: Load, prompts: list[list[int]], tiers: str, arm: str, model: Path, chunk: int
+) -> dict[str, Any]:
     """One server, from its start."""
     flags = ["--kv-policy", "importance", "--page-size", str(load.page), "--max-total-tokens", str(load.pool)]
     if chunk:

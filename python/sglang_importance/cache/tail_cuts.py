@@ -53,6 +53,8 @@ class TailCuts:
             return False
         if len(core.components) > 1:  # a state of linear attention stays with the tail
             return False
+        if core.is_host_memory_buffer_only:  # each split has to be told to the copies that wait
+            return False
         if node.write_through_pending_id is not None or node.load_back_pending_id is not None:
             return False
         if any(data.host_lock_ref for data in node.component_data):  # upstream gives the front none
