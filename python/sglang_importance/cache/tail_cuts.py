@@ -34,7 +34,7 @@ class TailCuts:
         digests = learn(FaultPlace.RANKING, self._state.tree.page_digests, node)
         used = node.last_access_time
         self._events.split_reason = "tail_cut"
-        front, action = core._split_node(node.key, node, front_tokens)
+        front, action = core._split_node(key_of(node), node, front_tokens)
         self._events.split_reason = "paths_part"
         assert action is None, "a node whose copy is under way is not cut"
         front.last_access_time = node.last_access_time = used  # nobody asked for it
