@@ -67,6 +67,7 @@ class ImportanceComponent(FullComponent):
 
     Attributes:
         preempted: requests that lost their room in the scheduler's pass under way.
+        wanted_tokens: of the device, that the eviction under way has to free.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -117,6 +118,7 @@ class ImportanceComponent(FullComponent):
             self.requests.storage_tiers = SERVED
         self._tails = TailCuts(state, self.node_events)
         self._cuts_tails = decides and os.environ.get("SGL_IMPORTANCE_WHOLE_LEAVES") is None
+        self.wanted_tokens = 0
         self._faults = state.faults
         self._recorder = recorder
         self._shadowing = shadowing
@@ -295,7 +297,7 @@ class ImportanceComponent(FullComponent):
             victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
             if self._faults.is_learning:
                 if victim is not None and self._cuts_tails:
-                    asked = self._evict_device_request_cnt - tracker[self.component_type]
+                    asked = self.wanted_tokens - tracker[self.component_type]
                     self._tails.cut(self.tree_core.node_by_id(victim), asked)
                 return victim
         if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
