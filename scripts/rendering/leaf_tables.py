@@ -90,6 +90,13 @@ def served_cut_leaves_table() -> str:
     )
 
 
+def served_cut_leaves_worse() -> str:
+    """How many pairs of servers computed more with cuts, and by how much at most."""
+    logs = [each for tiers in _served_log_ratios().values() for by in tiers.values() for each in by.values()]
+    worse = [each for each in logs if each > 0]
+    return f"{len(worse)} of {len(logs)}, by {100 * math.expm1(max(worse)):.1f} % at most,"
+
+
 def _off(row: Mapping[str, Any], by: str) -> str:
     if row[by] is None:
         return ""

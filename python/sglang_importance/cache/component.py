@@ -6,7 +6,6 @@ upstream decides alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -117,7 +116,7 @@ class ImportanceComponent(FullComponent):
             SERVED.predict_by(state.policy.reuse)
             self.requests.storage_tiers = SERVED
         self._tails = TailCuts(state, self.node_events)
-        self._cuts_tails = decides and os.environ.get("SGL_IMPORTANCE_WHOLE_LEAVES") is None
+        self._cuts_tails = decides
         self.wanted_tokens = 0
         self._faults = state.faults
         self._recorder = recorder
