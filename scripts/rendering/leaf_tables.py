@@ -61,7 +61,8 @@ def cut_leaves_seeds() -> int:
     return seeds
 
 
-_TIERS = {"device": "device", "write_through": "and host, `write_through`", "write_back": "and host, `write_back`"}
+_TIERS = {"device": "device"}
+_TIERS |= {policy: f"and host, `{policy}`" for policy in ("write_through", "write_back")}
 
 
 def _served_log_ratios() -> dict[str, dict[str, dict[int, float]]]:
