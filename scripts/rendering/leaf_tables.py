@@ -61,6 +61,43 @@ def cut_leaves_seeds() -> int:
     return seeds
 
 
+_TIERS = {"device": "device"}
+_TIERS |= {policy: f"and host, `{policy}`" for policy in ("write_through", "write_back")}
+
+
+def _served_log_ratios() -> dict[str, dict[str, dict[int, float]]]:
+    """Of tokens that servers computed, cut victims over whole ones, by load, tiers and seed."""
+    computed = {
+        (row["load"], row["tiers"], row["seed"], row["arm"]): row["computed"]
+        for row in results("parts_of_leaves_served")["rows"]
+    }
+    found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for (load, tiers, seed, arm), tokens in computed.items():
+        if arm == "cut":
+            found[load][tiers][seed] = math.log(tokens / computed[load, tiers, seed, "whole"])
+    return found
+
+
+def served_cut_leaves(load: str, tiers: str) -> str:
+    """Tokens that servers computed with cut victims, over those with whole ones."""
+    by_seed = _served_log_ratios()[load].get(tiers)
+    return _ratio(list(by_seed.values())) if by_seed else ""
+
+
+def served_cut_leaves_table() -> str:
+    return table(
+        ["requests", *_TIERS.values()],
+        [[load, *(served_cut_leaves(load, tiers) for tiers in _TIERS)] for load in _served_log_ratios()],
+    )
+
+
+def served_cut_leaves_worse() -> str:
+    """How many pairs of servers computed more with cuts, and by how much at most."""
+    logs = [each for tiers in _served_log_ratios().values() for by in tiers.values() for each in by.values()]
+    worse = [each for each in logs if each > 0]
+    return f"{len(worse)} of {len(logs)}, by {100 * math.expm1(max(worse)):.1f} % at most,"
+
+
 def _off(row: Mapping[str, Any], by: str) -> str:
     if row[by] is None:
         return ""

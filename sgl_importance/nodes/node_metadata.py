@@ -71,6 +71,7 @@ class NodeMetadata:
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         is_demoted: whether who asked for it said that it may leave the device first, for a lower tier.
         digest: chained hash of the tokens up to the node's end; None until it is first needed.
+        page_digests: chained hashes of its pages, where a tail was cut off it: it may soon be cut again.
     """
 
     __slots__ = (
@@ -92,6 +93,7 @@ class NodeMetadata:
         "lacks_state",
         "last_access",
         "off_device",
+        "page_digests",
         "pin_octaves",
         "prediction",
         "prior_segments",
@@ -133,6 +135,7 @@ class NodeMetadata:
         self.would_evict = False
         self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
+        self.page_digests: list[bytes] | None = None
 
     @property
     def reuse_class(self) -> int:
@@ -190,6 +193,9 @@ class NodeMetadata:
         prefix.lacks_state = self.lacks_state
         prefix.would_evict = self.would_evict
         prefix.pin_octaves = self.pin_octaves
+        if self.page_digests is not None:
+            pages = prefix_tokens // page_size
+            prefix.page_digests, self.page_digests = self.page_digests[:pages], self.page_digests[pages:]
         self.tokens -= prefix_tokens
         self.depth += prefix_tokens
         return prefix

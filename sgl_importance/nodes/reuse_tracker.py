@@ -123,10 +123,13 @@ class ReuseTracker:
 
     def over(self, node: NodeMetadata) -> None:
         """The only session that asked for the node has said that it is over: its interval is censored."""
+        self._censor(node)
+        node.expendable = True
+
+    def _censor(self, node: NodeMetadata) -> None:
         if node.at_risk_as is not None:
             self._reuse.forgotten(node.at_risk_as, node.last_access)
             node.at_risk_as = None
-        node.expendable = True
 
     # ---- what a node holds ----
 
@@ -157,6 +160,13 @@ class ReuseTracker:
         self.also_at_risk(prefix, node)
         self._reclassify(node)
         return prefix
+
+    def tail_cut(self, front: NodeMetadata, tail: NodeMetadata) -> None:
+        """``tail`` was split off ``front`` to be evicted: the life of the node goes on with its front, as
+        evidence once, and a turn that ended with the node still does."""
+        self._censor(tail)
+        front.is_tip = tail.is_tip
+        front.prediction, tail.prediction = tail.prediction, None
 
     def also_at_risk(self, part: NodeMetadata, whole: NodeMetadata | GhostNode) -> None:
         """``part`` is at risk from now on as ``whole`` is, which goes on being so."""

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.nodes import tail_size
+from sgl_importance.nodes.tail_size import LEAST_TOKENS
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.compiled.fast_importance import evictions
 from sgl_importance_lab.replay.sessions import block_facts
@@ -142,9 +145,15 @@ turns = st.lists(
 
 
 @settings(max_examples=12, deadline=None)
-@given(turns)
-def test_a_shadow_knows_of_every_node_what_the_server_knows(drawn: list[tuple[int, ...]]) -> None:
+@given(drawn=turns, least=st.sampled_from([PAGE, LEAST_TOKENS]))
+def test_a_shadow_knows_of_every_node_what_the_server_knows(drawn: list[tuple[int, ...]], least: int) -> None:
     """Sessions that grow, branch inside pages, end anywhere and come back: long nodes, cuts, answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_size, "LEAST_TOKENS", least)
+        check_knowledge(drawn)
+
+
+def check_knowledge(drawn: list[tuple[int, ...]]) -> None:
     server, shadow = ServerTree(), Shadow()
     fresh = iter(range(1, 10**6))
     texts: list[list[int]] = [[]]

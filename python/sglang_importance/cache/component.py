@@ -27,6 +27,7 @@ from sglang_importance.cache.dense_prefix import DensePrefix
 from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.request_flow import RequestFlow
+from sglang_importance.cache.tail_cuts import TailCuts
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.backup_filter import BackupFilter
@@ -65,6 +66,7 @@ class ImportanceComponent(FullComponent):
 
     Attributes:
         preempted: requests that lost their room in the scheduler's pass under way.
+        wanted_tokens: of the device, that the eviction under way has to free.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -113,6 +115,9 @@ class ImportanceComponent(FullComponent):
         if state.options.store.tiers and state.options.policy == "importance":
             SERVED.predict_by(state.policy.reuse)
             self.requests.storage_tiers = SERVED
+        self._tails = TailCuts(state, self.node_events)
+        self._cuts_tails = decides
+        self.wanted_tokens = 0
         self._faults = state.faults
         self._recorder = recorder
         self._shadowing = shadowing
@@ -290,6 +295,9 @@ class ImportanceComponent(FullComponent):
                 return None
             victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
             if self._faults.is_learning:
+                if victim is not None and self._cuts_tails:
+                    asked = self.wanted_tokens - tracker[self.component_type]
+                    self._tails.cut(self.tree_core.node_by_id(victim), asked)
                 return victim
         if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
             self._start_stock_walk()
@@ -305,6 +313,8 @@ class ImportanceComponent(FullComponent):
             while self._faults.is_learning and tracker[self.component_type] < num_tokens:
                 node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
                 if node is not None:
+                    if self._cuts_tails:
+                        self._tails.cut(node, num_tokens - tracker[self.component_type])
                     self.tree_core._evict_host_leaf(node, tracker, *collected, **named)
                 elif self._faults.is_learning:
                     return
@@ -319,11 +329,12 @@ class ImportanceComponent(FullComponent):
     def evicting_only(self, nodes: Sequence[UnifiedTreeNode]) -> Iterator[None]:
         """While walks over device and host take these nodes only, those behind before those in front."""
         order, self.order = self.order, ChosenOrder(self.state, self.leaves, nodes)
+        cuts_tails, self._cuts_tails = self._cuts_tails, False
         try:
             with order.deciding():
                 yield
         finally:
-            self.order = order
+            self.order, self._cuts_tails = order, cuts_tails
 
     def check_integrity(self) -> None:
         """Asserts that orders, leaf sets and facts agree with the tree, while this server learns."""

@@ -19,6 +19,8 @@ from sglang_importance.placement.storage_writes import ended_writes
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import (
         CacheRequestHandle,
+        EvictParams,
+        EvictResult,
         InitLoadBackParams,
         MatchPrefixParams,
         MatchResult,
@@ -71,6 +73,11 @@ class ImportanceRadixCache(UnifiedRadixCache):
             params if dense_prefix is None else dense_prefix.limit(params)
         )
         return found
+
+    def _evict(self, params: EvictParams, *args: Any, **named: Any) -> EvictResult:
+        # Later releases walk on until an allocation fits: their walks are begun for all that could go.
+        self.importance.wanted_tokens = params.num_tokens
+        return super()._evict(params, *args, **named)
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
         with self._making_room(NeededBy.LOAD_BACK, params.req):

@@ -35,6 +35,7 @@ class NodeEvents:
 
     Attributes:
         on_cut: called with each node whose first tokens became a node of their own.
+        split_reason: why nodes are cut at present.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class NodeEvents:
         misses: Misses | None = None,
     ) -> None:
         self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
+        self.split_reason = "paths_part"
         self._state = state
         self._leaves = leaves
         self._order = order
@@ -118,7 +120,7 @@ class NodeEvents:
             self._body_mass.update(part)
         for told in self.on_cut:
             told(child)
-        self.record(EventKind.SPLIT, Tier.DEVICE, new_parent, "paths_part")
+        self.record(EventKind.SPLIT, Tier.DEVICE, new_parent, self.split_reason)
 
     def removed(self, node: UnifiedTreeNode) -> None:
         """The node leaves the tree; its parent is still linked."""

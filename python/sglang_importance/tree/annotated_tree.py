@@ -204,6 +204,14 @@ class AnnotatedTree:
             setattr(new_parent, METADATA_ATTRIBUTE, self.tracker.split(known, len(key_of(new_parent))))
             self.source.split(new_parent, child)
 
+    def tail_cut(self, front: UnifiedTreeNode, tail: UnifiedTreeNode, digests: list[bytes]) -> None:
+        """``tail`` was split off ``front`` to be evicted; ``digests``: of the pages of both."""
+        left, gone = self.metadata(front), self.metadata(tail)
+        self.tracker.tail_cut(left, gone)
+        pages = left.tokens // self.page_size
+        left.page_digests, gone.page_digests = digests[:pages], digests[pages:]
+        left.digest = digests[pages - 1]
+
     def removed(
         self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
     ) -> None:
@@ -225,8 +233,9 @@ class AnnotatedTree:
 
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages."""
-        digests = list(self._chain(self.start_digest(node), node))
-        self.metadata(node).digest = digests[-1]
+        metadata = self.metadata(node)
+        digests = metadata.page_digests or list(self._chain(self.start_digest(node), node))
+        metadata.digest = digests[-1]
         return digests
 
     def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]:

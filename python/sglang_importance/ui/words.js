@@ -9,6 +9,7 @@ const REASONS = {
   computed: "a request computed it",
   prewarmed: "a pre-warm computed it",
   paths_part: "another prompt, or a pin, parts from it here",
+  tail_cut: "room was needed, and its tail was enough",
   write_policy: "the server's write policy asks for a copy",
   requested: "a request asked for it",
   prefetched: "a request asked for it, and storage had it",

@@ -175,6 +175,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_RADIX_CACHE}.reset": "self",
     f"{_RADIX_CACHE}.sanity_check": "self",
     f"{_RADIX_CACHE}.match_prefix": "self, params",
+    f"{_RADIX_CACHE}._evict": (
+        "self, params, available_size_targets",
+        "self, params, available_size_targets, *, allocation_reclaim_satisfied",
+    ),
     f"{_RADIX_CACHE}.release_aborted_request": "self, request",
     f"{_RADIX_CACHE}.backup_node_for_write_back": "self, node_id",
     f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",

@@ -1,9 +1,10 @@
 """A prefix cache without KV, which computes the hits that a server with its policy would have.
 
 It allocates, locks, splits and evicts as the server's radix cache does on its device tier: a node per
-prefill chunk, whole nodes, only leaves, never nodes of a running request. A prompt that the pool cannot hold
-is refused. Where running requests alone fill the pool, a server retracts; a shadow lets it overflow until
-they end. Chunks are those of a request that is prefilled alone: beside others a server's are shorter.
+prefill chunk, only leaves, whole ones or their tails, never nodes of a running request. A prompt that the
+pool cannot hold is refused. Where running requests alone fill the pool, a server retracts; a shadow lets it
+overflow until they end. Chunks are those of a request that is prefilled alone: beside others a server's are
+shorter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sgl_importance.nodes.named_sessions import SessionName
+from sgl_importance.nodes.tail_size import tail_pages
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
 from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, ShadowRanking
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
@@ -248,9 +250,18 @@ class ShadowCache:
         self.evict(pages - (self.capacity - self.used - self._private))
 
     def evict(self, pages: int) -> None:
-        """Gives up whole nodes until this many pages are free that were not, or nothing is evictable."""
+        """Gives leaves up until this many pages are free that were not, or nothing is evictable."""
         while pages > 0 and (victim := self.ranking.victim()) is not None:
+            self._cut_tail(victim, pages)
             pages -= self._evict_leaf(victim)
+
+    def _cut_tail(self, victim: ShadowNode, asked: int) -> None:
+        """Leaves of a victim only a tail that is worth so many pages, where it may go in parts."""
+        size = self._page_size
+        kept = len(victim.pages) - tail_pages(asked * size, len(victim.pages) * size, size)
+        if kept > 0 and self.ranking.gives_tail(victim):
+            self.ranking.tail_cut(self._split(victim, kept), victim)
+            self._withdraw(victim)
 
     def _evict_leaf(self, leaf: ShadowNode) -> int:
         """The pool gives the leaf up; returns how many pages that frees."""

@@ -117,6 +117,13 @@ class ShadowRanking(ABC):
     def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
         """Takes the node that goes next out of the tier's order; None where nothing is evictable."""
 
+    def gives_tail(self, node: ShadowNode) -> bool:
+        """Whether a victim may go in parts; stock's go whole."""
+        return False
+
+    def tail_cut(self, front: ShadowNode, tail: ShadowNode) -> None:  # noqa: B027 -- recency goes whole
+        """``tail`` was split off ``front`` to be evicted."""
+
     def removed(self, node: ShadowNode) -> None:  # noqa: B027 -- recency needs little
         """The node left its last tier; its parent is still linked."""
 
@@ -292,6 +299,12 @@ class ImportanceRanking(ShadowRanking):
     def victim(self, tier: Tier = Tier.DEVICE) -> ShadowNode | None:
         node_id = self.policy.victim(tier)
         return None if node_id is None else self._evictable[tier].pop(node_id)[0]
+
+    def gives_tail(self, node: ShadowNode) -> bool:
+        return not self._known(node).expendable
+
+    def tail_cut(self, front: ShadowNode, tail: ShadowNode) -> None:
+        self._tracker.tail_cut(self._known(front), self._known(tail))
 
     def removed(self, node: ShadowNode) -> None:
         self._sessions.removed(node)

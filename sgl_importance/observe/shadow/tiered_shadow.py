@@ -98,9 +98,10 @@ class TieredShadowCache(ShadowCache):
         pages = sum(len(each.pages) for each in below)
         if not pages:
             return node, matched
-        self._make_room(pages)
-        has_room = self.used + self._private + pages <= self.capacity
-        if not has_room or pages * self._page_size < LEAST_LOADED_TOKENS:
+        is_worth_loading = pages * self._page_size >= LEAST_LOADED_TOKENS
+        if is_worth_loading:
+            self._make_room(pages)
+        if not is_worth_loading or self.used + self._private + pages > self.capacity:
             above = below[-1].parent
             assert above is not None
             self._lock(above)
@@ -199,6 +200,11 @@ class TieredShadowCache(ShadowCache):
             self._rank(parent)
         return freed
 
+    def _cut_tail(self, victim: ShadowNode, asked: int) -> None:
+        # As the server's tree: the host may give up its copy of either part before the other's.
+        if not (self._is_write_back and victim.on_device and victim.on_host):
+            super()._cut_tail(victim, asked)
+
     def _drop(self, leaf: ShadowNode) -> int:
         """The host has no room: the leaf of the device goes, and what only the host has behind it."""
         behind = list(leaf.children.values())
@@ -213,6 +219,7 @@ class TieredShadowCache(ShadowCache):
         """Frees as many pages of the host or more; returns how many."""
         freed = self._give_up_twofold(pages) if self._is_write_back else 0
         while freed < pages and (victim := self.ranking.victim(Tier.HOST)) is not None:
+            self._cut_tail(victim, pages - freed)
             freed += len(victim.pages)
             self._leave_host(victim)
         return freed

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.nodes import tail_size
+from sgl_importance.nodes.tail_size import LEAST_TOKENS
 from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites, TieredShadowCache
 from sgl_importance_lab.offline.tree_replay import sequence_tokens, smallest_capacity
@@ -71,19 +73,30 @@ class Pair:
 
 @both_kinds_and_writes
 @settings(max_examples=5, deadline=None)
-@given(drawn=branches, room=st.integers(0, 8), chunk_pages=st.none() | st.integers(1, 3))
+@given(
+    drawn=branches,
+    room=st.integers(0, 8),
+    chunk_pages=st.none() | st.integers(1, 3),
+    least=st.sampled_from([PAGE, LEAST_TOKENS]),
+)
 def test_a_shadow_finds_what_the_real_tree_finds(
-    kind: str, writes: HostWrites, drawn: list, room: int, chunk_pages: int | None
+    kind: str, writes: HostWrites, drawn: list, room: int, chunk_pages: int | None, least: int
 ) -> None:
     recording = make_recording(drawn)
-    pair = Pair(kind, writes, smallest_capacity(recording) + room, chunk_pages)
-    of_real, of_shadow = pair.serve(recording)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_size, "LEAST_TOKENS", least)
+        pair = Pair(kind, writes, smallest_capacity(recording) + room, chunk_pages)
+        of_real, of_shadow = pair.serve(recording)
     assert of_shadow == of_real
 
 
+@pytest.mark.parametrize("least", [PAGE, LEAST_TOKENS])
 @both_kinds_and_writes
-def test_also_over_a_long_history(kind: str, writes: HostWrites) -> None:
-    recording = make_recording(drawn_requests(3, 120))
+def test_also_over_a_long_history(
+    kind: str, writes: HostWrites, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_size, "LEAST_TOKENS", least)
+    recording = make_recording(drawn_requests(9, 120))
     pair = Pair(kind, writes, smallest_capacity(recording) + 8, chunk_pages=2)
     of_real, of_shadow = pair.serve(recording)
     assert of_shadow == of_real

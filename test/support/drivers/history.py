@@ -72,7 +72,7 @@ class History:
                 component.state.tree.metadata(node).importance.page_vectors() for node in (new_parent, child)
             ]
             assert np.array_equal(np.concatenate(parts), whole), "a split preserves every page"
-            self.happened["split"] += 1
+            self.happened[component.node_events.split_reason] += 1
 
         return split
 
