@@ -53,6 +53,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.max_new_tokens_for_memory": (
         "self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size"
     ),
+    f"{_SRT}.managers.schedule_policy.AddReqResult": None,
     f"{_SRT}.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
         "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size, "
         "has_chunked_req"
