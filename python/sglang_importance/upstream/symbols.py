@@ -41,6 +41,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
         "server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
         "run_detokenizer_process_func, port_args, placement_group"
     ),
+    f"{_SRT}.utils.common.kill_process_tree": "parent_pid, include_parent, skip_pid, wait_timeout",
     f"{_SRT}.managers.scheduler.Scheduler.__init__": "self, server_args, port_args",
     f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
     f"{_SRT}.managers.schedule_batch.Req.output_ids_through_stop": None,
