@@ -1,4 +1,4 @@
-"""What is demanded of schedulers that are ready; who ends with their launcher. test_launch.py has real ones."""
+"""What is demanded of schedulers that are ready; who ends with a launcher. test_launch.py has real ones."""
 
 from __future__ import annotations
 
