@@ -20,11 +20,13 @@ import sgl_importance
 
 HAS_LABORATORY = find_spec("sgl_importance_lab") is not None
 ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard", "psycopg")
-# Imported when a database is named, for the tree of sglang, for a model, or in a server that
+# Imported when a database is named, for the tree of sglang, for a model, for kernels, or in a server that
 # runs a control arm.
 NEEDS_MORE = (
     "sgl_importance.placement.ledger.postgres_database",
     "sgl_importance_lab.bench.harness_call",
+    "sgl_importance_lab.conformance.page_scores",
+    "sgl_importance_lab.kernels.warm_up",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
     "sgl_importance_lab.replay.residency.compared_histories",
@@ -68,7 +70,7 @@ def check_imports(package: ModuleType) -> None:
     assert names
     for name in names:
         importlib.import_module(name)
-    assert not {"sglang", "torch"} & sys.modules.keys()
+    assert not any(sys.modules.get(name) for name in ("sglang", "torch"))
     print(f"    {len(names)} modules of {package.__name__} import without {', '.join(ABSENT)}")
 
 
@@ -91,7 +93,8 @@ def check_laboratory() -> None:
     print("    replay, conformance cases, prompts of the embedded model")
 
 
-present = [name for name in ABSENT if find_spec(name)]
-assert not present, f"this environment is not empty: it has {', '.join(present)}"
-assert Path(sgl_importance.__path__[0]).is_relative_to(sys.prefix), "a checkout stands in for the wheel"
-check_laboratory() if HAS_LABORATORY else check_core()
+if __name__ == "__main__":
+    present = [name for name in ABSENT if find_spec(name)]
+    assert not present, f"this environment is not empty: it has {', '.join(present)}"
+    assert Path(sgl_importance.__path__[0]).is_relative_to(sys.prefix), "a checkout stands in for the wheel"
+    check_laboratory() if HAS_LABORATORY else check_core()

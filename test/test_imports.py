@@ -1,13 +1,17 @@
-"""Scripts that run by night alone follow moves of what they import."""
+"""What runs by night alone follows moves of what it imports, and knows what cannot be imported everywhere."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = ("sgl_importance", "sglang_importance", "sgl_importance_kernels", "sgl_importance_lab", "benchmark")
@@ -56,3 +60,15 @@ def test_what_is_not_there_is_found() -> None:
     assert is_there("sgl_importance.reuse.turns", "Turn")
     assert not is_there("sgl_importance.reuse.turns", "NoSuchName")
     assert not is_there("sgl_importance.no_such_room", "anything")
+
+
+@pytest.mark.parametrize("package", ["sgl_importance", "sgl_importance_lab"])
+def test_what_needs_torch_is_known_to_the_check_of_wheels(package: str) -> None:
+    code = f"""
+import check_install, importlib, sys
+sys.modules.update(dict.fromkeys(check_install.ABSENT))
+check_install.check_imports(importlib.import_module("{package}"))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

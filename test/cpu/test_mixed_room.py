@@ -26,6 +26,9 @@ class EmptyTree:
     def evictable_size(self) -> int:
         return 0
 
+    def can_free(self, tokens: int) -> bool:
+        return True
+
 
 def _around(function: Callable[..., Any]) -> Callable[..., Any]:
     (hook,) = (hook for name, (hook, _) in HOOKS.items() if name.endswith(f".{function.__name__}"))

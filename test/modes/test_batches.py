@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,25 @@ def prompts() -> list[list[int]]:
     return shared_prefixes(6, 4, prefix_tokens=PREFIX_TOKENS)
 
 
+# Of a logit between four and eight: what a rounding elsewhere moves. Among random weights few are far apart.
+STEP = {"bfloat16": 2.0**-5, "float16": 2.0**-8}
+
+
 def answers_of(server: ServerProcess, prompts: list[list[int]], *, at_once: int) -> list[dict[str, Any]]:
+    sampling = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    asked = {"sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 5}
     with ThreadPoolExecutor(at_once) as pool:
         return list(
-            pool.map(lambda prompt: server.generate(prompt, max_new_tokens=12, ignore_eos=True), prompts)
+            pool.map(lambda prompt: server.post("/generate", {"input_ids": prompt, **asked}), prompts)
         )
+
+
+def is_tie(reply: dict[str, Any], other: list[int], bound: float) -> bool:
+    """Whether the first token of another answer that differs is as likely, but for so many nats."""
+    own = reply["output_ids"]
+    first = next(place for place, token in enumerate(other) if token != own[place])
+    likely = {token: value for value, token, _ in reply["meta_info"]["output_top_logprobs"][first]}
+    return likely[own[first]] - likely.get(other[first], -inf) <= bound
 
 
 @pytest.mark.parametrize(
@@ -63,10 +78,11 @@ def answers_of(server: ServerProcess, prompts: list[list[int]], *, at_once: int)
 )
 @pytest.mark.tested(kind="mode", mode="page scores from attention", backend="torch_native")
 def test_answers_are_stocks(flags: tuple[str, ...], model: Path, prompts: list[list[int]]) -> None:
+    step = STEP.get(flags[-1], 0.0)
     with ServerProcess(
         "--kv-policy", "default", "--disable-radix-cache", *COMMON, *flags, model=model
     ) as stock:
-        answers = [each["output_ids"] for each in answers_of(stock, prompts, at_once=1)]
+        answers = answers_of(stock, prompts, at_once=1)
     server = ServerProcess(
         *("--kv-policy", "importance", *COMMON, *flags, "--max-total-tokens", str(POOL_TOKENS)),
         model=model,
@@ -74,7 +90,10 @@ def test_answers_are_stocks(flags: tuple[str, ...], model: Path, prompts: list[l
     )
     with server:
         replies = answers_of(server, prompts, at_once=4)
-        assert [reply["output_ids"] for reply in replies] == answers
+        pairs = [(one, other["output_ids"]) for one, other in zip(answers, replies, strict=True)]
+        differing = [(one, other) for one, other in pairs if one["output_ids"] != other]
+        assert all(is_tie(one, other, 2 * step) for one, other in differing)
+        assert len(differing) <= (2 if step else 0)
         assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
         nodes = server.get("/kv_importance", limit=1000)["nodes"]
         assert any(node["cross_mass"] > 0 for node in nodes)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 class ImportanceRadixCache(UnifiedRadixCache):
     """Upstream's unified radix cache whose full-attention component carries importance."""
 
+    _exhausted: tuple[int, ...] | None = None
+    """After an eviction that fell short: until these change, there is no use in another."""
+
     @property
     def importance(self) -> ImportanceComponent:
         component = self.components[ComponentType.FULL]
@@ -53,9 +56,10 @@ class ImportanceRadixCache(UnifiedRadixCache):
         misses = self.importance.misses
         return None if misses is None else misses.need
 
-    def _making_room(self, work: NeededBy, request: Any) -> AbstractContextManager[None]:
+    def making_room(self, work: NeededBy, *requests: Any) -> AbstractContextManager[None]:
+        """While it is entered, what is evicted makes room for these requests."""
         need = self.room_need
-        return nullcontext() if need is None else need.needed_by(work, (request,))
+        return nullcontext() if need is None else need.needed_by(work, requests)
 
     def get_importance(self, key: bytes) -> Importance | None:
         """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
@@ -80,11 +84,32 @@ class ImportanceRadixCache(UnifiedRadixCache):
         return super()._evict(params, *args, **named)
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
-        with self._making_room(NeededBy.LOAD_BACK, params.req):
+        with self.making_room(NeededBy.LOAD_BACK, params.req):
             return super().init_load_back(params)
 
+    def can_free(self, tokens: int) -> bool:
+        """Whether so many tokens of the device are free, after an eviction where need be.
+
+        An eviction can return less than counts as evictable. Under ``write_back`` a node whose copy finds no
+        room on the host is dropped, but not while storage reads or writes what is below it. Without both this
+        cannot be, and nothing is evicted here.
+        """
+        if not (self.is_write_back and self.enable_storage):
+            return True
+        allocator = self.token_to_kv_pool_allocator
+        if allocator.available_size() < tokens and self._room_facts() != self._exhausted:
+            allocator.evict_to_free_tokens(self, tokens)
+            if allocator.available_size() < tokens:
+                self._exhausted = self._room_facts()
+        return bool(allocator.available_size() >= tokens)
+
+    def _room_facts(self) -> tuple[int, ...]:
+        """What changes when an eviction that fell short may do better."""
+        free = self.token_to_kv_pool_allocator.available_size()
+        return free, self.evictable_size(), len(self.ongoing_backup), len(self.ongoing_prefetch)
+
     def prefetch_from_storage(self, request: CacheRequestHandle, *args: Any, **kwargs: Any) -> Any:
-        with self._making_room(NeededBy.PREFETCH, request):
+        with self.making_room(NeededBy.PREFETCH, request):
             return super().prefetch_from_storage(request, *args, **kwargs)
 
     def reset(self) -> None:

@@ -7,12 +7,14 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -80,7 +82,8 @@ def _around_launch(
         with tempfile.TemporaryDirectory(prefix="sgl-importance-") as folder:
             os.environ[PROOF_FOLDER] = folder
             try:
-                launched = _launch(Path(folder), launch, engine_class, server_args, *args, **kwargs)
+                with nullcontext() if server_args.launch_command is None else _ending_together():
+                    launched = _launch(Path(folder), launch, engine_class, server_args, *args, **kwargs)
             finally:
                 del os.environ[PROOF_FOLDER]
             _check_proofs(launched, Path(folder))
@@ -138,6 +141,25 @@ def _close_sockets(error: BaseException) -> None:
         for value in list(getattr(manager, "__dict__", {}).values()):
             if isinstance(value, zmq.Socket):
                 value.context.destroy(linger=0)
+
+
+@contextmanager
+def _ending_together() -> Iterator[None]:
+    """SIGTERM ends those that are being started, too, which end with their parent from their first step on.
+
+    One whose parent is gone before would load its model and keep its memory for ever.
+    """
+    from sglang.srt.utils.common import kill_process_tree
+
+    def end(*_: object) -> NoReturn:
+        kill_process_tree(os.getpid(), include_parent=False)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end_children(*, but: Iterable[BaseProcess]) -> None:

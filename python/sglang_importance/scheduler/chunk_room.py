@@ -1,9 +1,12 @@
-"""The next chunk of a prompt takes no more room than there is, and leaves some to who decodes beside it.
+"""A prompt or its next chunk takes no more room than there is, and leaves some to who decodes beside it.
 
 Between two chunks room can be lost that was counted on when the prompt was admitted: copies to lower tiers
 lock pages that could be evicted. sglang then goes on with a whole chunk and ends with "Prefill out of
 memory" (0.5.21 to 0.5.23, ``PrefillBudget.available_chunk_tokens``). Here the chunk gets shorter or waits,
 as sglang's own do where the model has a sliding window.
+
+It ends so, too, where an eviction returns less than counts as evictable (``ImportanceRadixCache.can_free``).
+There the eviction comes before the prompt or chunk is admitted, which waits where it fell short.
 
 With mixed chunks the running requests decode in the same step, and each may begin a page; sglang leaves room
 for a token each, and ends with "Decode out of memory".
@@ -15,11 +18,14 @@ that each request keeps free, and is waited for by all behind it: it is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from sgl_importance.misses.reason import NeededBy
 from sglang_importance.upstream.hooks import Hook, HookType
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 
@@ -36,11 +42,35 @@ def _within_room(
     if tokens is None:
         return None
     page = budget.page_size
-    room: int = max(0, int(budget.remaining_current)) // page * page
+    room: int = max(0, int(budget.remaining_current))
+    before = int(budget.current_offset)  # what others of the same step take
+    if not budget.tree_cache.can_free(before + min(tokens, room)):
+        room = max(0, budget.allocator.available_size() - before)
+    room = room // page * page
     if not room:  # It waits, and no other prompt may pass it: sglang would count a chunk that has not run.
         budget.total_offset += _ALL
         return None
     return min(tokens, room)
+
+
+def _where_it_fits(
+    select: Callable[..., Any], adder: PrefillAdder, request: Req, *, host_hit_length: int, **facts: Any
+) -> Any:
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    admission = select(adder, request, host_hit_length=host_hit_length, **facts)
+    if isinstance(admission, AddReqResult):
+        return admission
+    budget, cache = adder.memory_budget, cast(Any, adder.tree_cache)
+    tokens = budget.ceil_paged_tokens(admission.extend_len) + adder.per_req_token_overhead
+    on_host = cache.inc_host_lock_ref(request.best_match_node).to_dec_params() if host_hit_length else None
+    try:
+        with cache.making_room(NeededBy.PREFILL, request):
+            fits = cache.can_free(int(budget.current_offset) + tokens + host_hit_length)
+    finally:
+        if on_host is not None:
+            cache.dec_host_lock_ref(request.best_match_node, on_host)
+    return admission if fits else AddReqResult.NO_TOKEN
 
 
 def _with_begun_pages(create: Callable[..., PrefillBudget], allocator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,6 +91,10 @@ _ALLOCATOR = "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator"
 HOOKS: dict[str, Hook] = {
     "sglang.srt.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": (
         _within_room,
+        HookType.AROUND,
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
+        _where_it_fits,
         HookType.AROUND,
     ),
     f"{_ALLOCATOR}.create_prefill_budget": (_with_begun_pages, HookType.AROUND),

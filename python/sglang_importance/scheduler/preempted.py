@@ -7,8 +7,9 @@ are never answered (``Scheduler._get_new_batch_prefill_raw``, mended in 0.5.22).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from sgl_importance.misses.reason import NeededBy
 from sglang_importance.upstream.hooks import Hook, HookType
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ def _around_preemption(
 def _around_pass(get_batch: Callable[..., Any], scheduler: Scheduler, *args: Any, **kwargs: Any) -> Any:
     preempted = _of_pass(scheduler.tree_cache)
     preempted.clear()
-    plan = get_batch(scheduler, *args, **kwargs)
+    # A chunk that goes on is not named where its room is made (``chunk_room``).
+    chunked = () if scheduler.chunked_req is None else (scheduler.chunked_req,)
+    with cast(Any, scheduler.tree_cache).making_room(NeededBy.PREFILL, *chunked):
+        plan = get_batch(scheduler, *args, **kwargs)
     for request in preempted:
         if all(each is not request for each in scheduler.waiting_queue):
             scheduler._add_request_to_queue(request)

@@ -41,6 +41,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
         "server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
         "run_detokenizer_process_func, port_args, placement_group"
     ),
+    f"{_SRT}.utils.common.kill_process_tree": "parent_pid, include_parent, skip_pid, wait_timeout",
     f"{_SRT}.managers.scheduler.Scheduler.__init__": "self, server_args, port_args",
     f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
     f"{_SRT}.managers.schedule_batch.Req.output_ids_through_stop": None,
@@ -52,6 +53,11 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.max_new_tokens_for_memory": (
         "self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size"
+    ),
+    f"{_SRT}.managers.schedule_policy.AddReqResult": None,
+    f"{_SRT}.managers.schedule_policy.PrefillAdder._select_prefill_admission": (
+        "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size, "
+        "has_chunked_req"
     ),
     f"{_SRT}.managers.schedule_policy.PrefillAdder.preempt_to_schedule": "self, req",
     f"{_SRT}.managers.scheduler.Scheduler.get_new_batch_prefill": "self, running_batch",

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheAck
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
@@ -114,7 +115,7 @@ class LowerTiers:
         tiers.page_size = cache.page_size
         cache.cache_controller = tiers
         cache.host_pool_group = tiers.mem_pool_host
-        cache.importance._full_kv_pool_host = tiers.mem_pool_host
+        cache.components[ComponentType.FULL]._full_kv_pool_host = tiers.mem_pool_host
         cache.enable_storage = storage
         cache.tree_core.set_hicache_enabled()
         cache.write_through_threshold = 1 if write_policy == "write_through" else 2
