@@ -89,16 +89,18 @@ def test_a_session_takes_each_id_once(client: httpx.Client):
 @pytest.mark.parametrize(("rid", "of_another"), [("a", "ab"), ("\0", "b")])
 def test_an_abort_ends_the_request_with_that_id_and_no_other(client: httpx.Client, rid: str, of_another: str):
     """sglang ends every request whose id begins like it: one client's "a" would end a sixteenth of all."""
-    lengths = {"max_new_tokens": 200, "ignore_eos": True}
-    body = {"input_ids": tokens(8, 40), "sampling_params": lengths, "stream": True}
+
+    def body(rid: str, length: int) -> dict[str, Any]:
+        sampling = {"max_new_tokens": length, "ignore_eos": True}
+        return {"input_ids": tokens(8, 40), "sampling_params": sampling, "stream": True, "rid": rid}
 
     def reason(lines: Iterator[str]) -> dict[str, Any]:
         chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         return dict(chunks[-1]["meta_info"]["finish_reason"])
 
     with (
-        client.stream("POST", "/generate", json={**body, "rid": rid}) as one,
-        client.stream("POST", "/generate", json={**body, "rid": of_another}) as other,
+        client.stream("POST", "/generate", json=body(rid, 1500)) as one,  # not over before the abort comes
+        client.stream("POST", "/generate", json=body(of_another, 200)) as other,
     ):
         lines, others = one.iter_lines(), other.iter_lines()
         next(lines), next(others)
