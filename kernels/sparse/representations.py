@@ -80,7 +80,7 @@ class Representations:
         if not self._keeps or not len(pages) or not self.selector.is_calibrated:
             return
         if self._has_kernel:
-            self._keep(layer, keys[None], torch.arange(len(pages), device=pages.device), pages, self._kept)
+            self._keep(layer, keys[None], torch.arange(len(pages), device=pages.device), pages)
             return
         self._of_layers[layer][pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
         self._is_built[layer, pages] = pages > 0
@@ -94,7 +94,7 @@ class Representations:
             pages: int64 [pages]; 0 for none.
         """
         if self._has_kernel:
-            self._keep(0, keys, frames, pages, self._kept)
+            self._keep(0, keys, frames, pages)
             return
         for layer, of_layer in enumerate(keys):
             self.build(layer, pages, of_layer[frames])
@@ -104,14 +104,7 @@ class Representations:
         """Whether Triton makes what is kept: as soon as tables say how."""
         return self.uses_triton and self.selector.all_tables is not None
 
-    def _keep(
-        self,
-        first_layer: int,
-        keys: torch.Tensor,
-        rows: torch.Tensor,
-        pages: torch.Tensor,
-        kept: torch.Tensor,
-    ) -> None:
+    def _keep(self, first_layer: int, keys: torch.Tensor, rows: torch.Tensor, pages: torch.Tensor) -> None:
         from sgl_importance_kernels.sparse.triton.keep_kernel import keep_pages  # a CPU needs no Triton
 
         tables = self.selector.all_tables
@@ -121,13 +114,18 @@ class Representations:
             rows,
             pages,
             tables,
-            kept,
+            self._kept,
             *self._layout,
             self._units,
             self._is_built,
             first_layer=first_layer,
-            most_bytes=max(part.shape[2] for part in self._of_layers),
+            most_bytes=self._most_bytes,
         )
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        """Of a page and head, in the layer that keeps most."""
+        return max(part.shape[2] for part in self._of_layers)
 
     @cached_property
     def _layout(self) -> tuple[torch.Tensor, torch.Tensor]:

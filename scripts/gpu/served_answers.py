@@ -22,7 +22,8 @@ sys.path[:0] = [str(ROOT / "benchmark/kernels"), str(ROOT / "benchmark/lab")]
 
 import httpx
 import typer
-from served_steps import REUSE_ALONE, facts, server
+from launched_server import facts, server
+from served_steps import REUSE_ALONE
 
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance_lab.probe.tasks import make_task

@@ -76,7 +76,6 @@ def page_keep(page_size: int, head_dim: int) -> Any:
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,
         "PAGE_SIZE": page_size,
-        "FACTORS": 8,
         "BLOCK_T": page_size,
         "BLOCK_D": head_dim,
         "BLOCK_BYTES": 64,

@@ -283,21 +283,29 @@ def test_a_shape_that_fails_does_not_keep_the_next(
     assert arm.row(256, 1, 1000, time.monotonic() + 60) is None
 
 
+@pytest.fixture
+def launched_server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.syspath_prepend(ROOT / "benchmark/kernels")
+    import launched_server
+
+    return launched_server
+
+
 def test_a_server_that_ends_says_its_last_words(
-    served_steps: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launched_server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho loading\necho "no such flag: $5"\nexit 2\n')
     python.chmod(0o755)
-    monkeypatch.setattr(served_steps.sys, "executable", str(python))
+    monkeypatch.setattr(launched_server.sys, "executable", str(python))
     with (
         pytest.raises(RuntimeError, match=re.escape("the server ended: loading | no such flag: --fast")),
-        served_steps.server(["--fast"], tmp_path / "log", time.monotonic() + 60),
+        launched_server.server(["--fast"], tmp_path / "log", time.monotonic() + 60),
     ):
         pytest.fail("it serves")
 
 
-def test_a_server_that_hangs_up_does_not_answer_yet(served_steps: SimpleNamespace) -> None:
+def test_a_server_that_hangs_up_does_not_answer_yet(launched_server: SimpleNamespace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def hang_up() -> None:
@@ -306,11 +314,13 @@ def test_a_server_that_hangs_up_does_not_answer_yet(served_steps: SimpleNamespac
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        assert not served_steps.answers(listening.getsockname()[1])
+        assert not launched_server.answers(listening.getsockname()[1])
         thread.join()
 
 
-def test_what_is_asked_of_a_gpu_is_the_shape_that_it_is_compared_with(served_steps: SimpleNamespace) -> None:
+def test_what_is_asked_of_a_gpu_is_the_shape_that_it_is_compared_with(
+    served_steps: SimpleNamespace,
+) -> None:
     config = served_steps.GPU.config
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     kv_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2

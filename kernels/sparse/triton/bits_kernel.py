@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl_importance_kernels.sparse.bit_tables import HEADER_BYTES, MOST_BITS, BitTables
+from sgl_importance_kernels.sparse.bit_tables import FACTORS_PER_DOUBLING, HEADER_BYTES, MOST_BITS, BitTables
 from sgl_importance_kernels.sparse.nibble_sums import CHUNK
 from sgl_importance_kernels.sparse.triton.estimates import Estimates, store_estimates
 
@@ -26,6 +26,7 @@ _LARGEST_WHOLE = tl.constexpr(127 * 128)
 _PAGE_CHUNK = tl.constexpr(CHUNK)
 _MOST_BITS = tl.constexpr(MOST_BITS)
 _HEADER_BYTES = tl.constexpr(HEADER_BYTES)
+_FACTORS = tl.constexpr(FACTORS_PER_DOUBLING)
 
 
 @triton.jit
@@ -188,7 +189,7 @@ def _codes_kernel(
         means = tl.load(of_page[:, None] + dim[None, :], mask=exists[:, None] & is_dim[None, :], other=0)
         of_mean = _put_together(tl.dot(means, of_means, out_dtype=tl.int32))
         unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
-        factor = tl.exp2(tl.load(of_page + HEAD_DIM, mask=exists, other=0).to(tl.float32) / 8)
+        factor = tl.exp2(tl.load(of_page + HEAD_DIM, mask=exists, other=0).to(tl.float32) / _FACTORS)
         logits = (largest.to(tl.float32) * code_unit[None, :] - offset[None, :]) * factor[:, None]
         logits += of_mean.to(tl.float32) * mean_unit[None, :] * unit[:, None]
         logits = tl.trans(tl.where(exists[:, None], logits, float("-inf")))

@@ -17,6 +17,7 @@ from sgl_importance_kernels.sparse.bit_tables import (
 _LARGEST = tl.constexpr(LARGEST)
 _MOST_BITS = tl.constexpr(MOST_BITS)
 _HEADER_BYTES = tl.constexpr(HEADER_BYTES)
+_FACTORS = tl.constexpr(FACTORS_PER_DOUBLING)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_pages", "first_layer"])
@@ -40,7 +41,6 @@ def _keep_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    FACTORS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
@@ -68,9 +68,9 @@ def _keep_kernel(
     usual = in_steps * tl.load(Usual + width)[None, :]
     count = PAGE_SIZE * tl.maximum(tl.sum((width > 0).to(tl.int32), axis=0), 1)
     deviation = tl.sqrt(tl.sum(tl.sum(usual * usual, axis=1), axis=0) / count)
-    logarithm = tl.floor(FACTORS * tl.log2(tl.maximum(deviation, 1.1754944e-38)) + 0.5)
+    logarithm = tl.floor(_FACTORS * tl.log2(tl.maximum(deviation, 1.1754944e-38)) + 0.5)
     logarithm = tl.minimum(tl.maximum(logarithm, -_LARGEST), _LARGEST)
-    factor = tl.exp2(logarithm / FACTORS)
+    factor = tl.exp2(logarithm / _FACTORS)
     levels = (1 << width)[None, :]
     codes = tl.floor(in_steps / factor) + (levels // 2).to(tl.float32)
     codes = tl.minimum(tl.maximum(codes, 0.0), (levels - 1).to(tl.float32)).to(tl.int32)
@@ -161,7 +161,6 @@ def keep_pages(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
-        FACTORS=FACTORS_PER_DOUBLING,
         BLOCK_T=triton.next_power_of_2(page_size),
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_BYTES=max(1, triton.next_power_of_2(code_bytes)),

@@ -59,7 +59,9 @@ class CapturedTieredBackend(TieredAttentionBackend):
         """Whether a graph can compute a decode step: none of its requests is audited in it, its pages are not
         listed, and each has a selection that the graph holds. Asks only the host."""
         rids, lengths = forward_batch.rids, forward_batch.seq_lens_cpu
-        if self._captured is None or self.on_choice is not None or rids is None or lengths is None:
+        if self._captured is None or not forward_batch.forward_mode.is_decode():
+            return False
+        if self.on_choice is not None or rids is None or lengths is None:
             return False
         self._rids = rids
         for rid, length in zip(rids, lengths.tolist(), strict=True):
