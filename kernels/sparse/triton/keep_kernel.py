@@ -68,7 +68,7 @@ def _keep_kernel(
     usual = in_steps * tl.load(Usual + width)[None, :]
     count = PAGE_SIZE * tl.maximum(tl.sum((width > 0).to(tl.int32), axis=0), 1)
     deviation = tl.sqrt(tl.sum(tl.sum(usual * usual, axis=1), axis=0) / count)
-    logarithm = tl.floor(_FACTORS * tl.log2(tl.maximum(deviation, 1.1754944e-38)) + 0.5)
+    logarithm = tl.floor(tl.log2(tl.maximum(deviation, 1.1754944e-38)) * _FACTORS + 0.5)
     logarithm = tl.minimum(tl.maximum(logarithm, -_LARGEST), _LARGEST)
     factor = tl.exp2(logarithm / _FACTORS)
     levels = (1 << width)[None, :]
