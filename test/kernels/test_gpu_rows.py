@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 import torch
 
@@ -30,8 +33,14 @@ def test_a_row_is_read_while_a_later_step_runs() -> None:
             torch.matmul(weights, weights, out=product)
         step_is_done = torch.cuda.Event()
         step_is_done.record()
+    start = time.perf_counter()
     row = rows.consume(1, Phase.PREFILL)
+    seconds = time.perf_counter() - start
     assert row is not None
-    assert not step_is_done.query(), "the reader waited for a step that has nothing to do with the row"
+    assert not step_is_done.query(), (
+        "the reader waited for a step that has nothing to do with the row",
+        f"{seconds:.3f} s",
+        f"CUDA_DEVICE_MAX_CONNECTIONS={os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS')}",
+    )
     assert row.body.tolist() == values.tolist()
     assert not rows.of_phase(Phase.PREFILL).any()

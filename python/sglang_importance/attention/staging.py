@@ -9,6 +9,10 @@ from typing import Protocol
 import torch
 
 
+HIGH_PRIORITY = -1
+"""Of a CUDA stream; 0 is what streams have by default."""
+
+
 class Mark(Protocol):
     """A point in a stream's work."""
 
@@ -48,7 +52,8 @@ class CudaStream:
     """The current CUDA stream, and one beside it to read by.
 
     The current stream is full of steps that were launched ahead of the host: a copy behind them would arrive
-    when they are done, and the device would have nothing to do by then.
+    when they are done, and the device would have nothing to do by then. The other has a higher priority: CUDA
+    prefers its waiting blocks to those of a step that fills the device.
 
     Args:
         device: whose stream it is.
@@ -57,7 +62,7 @@ class CudaStream:
     """
 
     def __init__(self, device: torch.device | str, most_drained: int = 0) -> None:
-        self._beside = torch.cuda.Stream(device)
+        self._beside = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
         self._pinned = torch.empty(most_drained, dtype=torch.float32, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
