@@ -273,16 +273,30 @@ def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) 
             "hit_tokens": 405,
             "batches": [[100, 10]] * 10,
         },
+        "sessions_end": {
+            "requests": 600,
+            "prompt_tokens": 600,
+            "lru_hit_tokens": 180,
+            "hit_tokens": 192,
+            "batches": [[60, 1]] * 10,
+        },
     }
     report = observe_command.summarize({"observe": observed})
     names = [each["change"] for each in report["changes"]]
-    assert names == ["8 times the pool", "4 times the pool", "write_back", "importance", "2 times the pool"]
+    assert names == [
+        *("8 times the pool", "4 times the pool", "write_back", "sessions_end", "importance"),
+        "2 times the pool",
+    ]
     by_name = {each["change"]: each for each in report["changes"]}
     assert by_name["write_back"]["gain"] == pytest.approx(0.1), "beside write_through"
     assert by_name["write_back"]["computed_tokens"] == 595
     assert by_name["importance"]["gain_interval"] == pytest.approx((0.01, 0.01))
+    assert by_name["sessions_end"]["gain"] == pytest.approx(0.02), "of the requests that it has followed"
     assert report["bend_tokens"] == 4 * 512
     observe_command.print_report(report)
     printed = capsys.readouterr().out
     assert printed.index("8 times the pool") < printed.index("write_back, LRU") < printed.index("--kv-policy")
     assert "memory beyond 2,048 tokens" in printed
+    told = next(line for line in printed.splitlines() if "tell their end" in line)
+    assert "408" not in told, "computed tokens of fewer requests stand in no column of all"
+    assert "+2.00%" in told

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-
 HIGH_PRIORITY = -1
 """Of a CUDA stream; 0 is what streams have by default."""
 

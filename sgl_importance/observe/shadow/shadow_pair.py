@@ -1,4 +1,4 @@
-"""LRU and importance side by side on the same requests, at the same capacity; and LRU with more memory."""
+"""LRU and importance side by side on the same requests, at the same capacity; and what else would save."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.observe.shadow.comparison import Comparison
+from sgl_importance.observe.shadow.hindsight import Hindsight
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_ranking import (
     ImportanceRanking,
@@ -34,6 +35,7 @@ class ShadowPair:
         larger: of LRU in so many times the device's pool with LRU, by the number of ``POOLS``.
         write_back: of LRU under write-back with LRU; None without a host tier, and where the server itself
             writes back.
+        sessions_end: of importance with LRU, if each session said when it is over; some requests behind.
 
     Args:
         capacity: pages of the device tier.
@@ -58,6 +60,7 @@ class ShadowPair:
         self.comparison = Comparison()
         self.larger = {pools: Comparison() for pools in POOLS}
         self.write_back: Comparison | None = None
+        self.sessions_end = Comparison()
         self._writes: HostWrites | None = None
         self._cost = cost
         self._ghost_pages = ghost_pages
@@ -73,8 +76,8 @@ class ShadowPair:
 
     def reset(self) -> None:
         """Empties the caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
-        ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
-        self.importance = self._cache(ranking, self.capacity, self._writes)
+        self.importance = self._of_importance()
+        self._hindsight = Hindsight(self._of_importance(), self.sessions_end)
         self._lru = {
             pools: self._cache(LruShadowRanking(), pools * self.capacity, self._writes)
             for pools in (1, *POOLS)
@@ -83,6 +86,10 @@ class ShadowPair:
         self._back = None
         if self.write_back is not None:
             self._back = self._cache(LruShadowRanking(), self.capacity, HostWrites.WRITE_BACK)
+
+    def _of_importance(self) -> ShadowCache:
+        ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
+        return self._cache(ranking, self.capacity, self._writes)
 
     def _cache(self, ranking: ShadowRanking, capacity: int, writes: HostWrites | None) -> ShadowCache:
         spare_pages = int(self.page_size > 1)
@@ -104,8 +111,9 @@ class ShadowPair:
             chunk_tokens=self._chunk_tokens,
         )
 
-    def _caches(self) -> Iterator[ShadowCache]:
+    def _followers(self) -> Iterator[ShadowCache | Hindsight]:
         yield self.importance
+        yield self._hindsight
         yield from self._lru.values()
         if self._back is not None:
             yield self._back
@@ -131,27 +139,30 @@ class ShadowPair:
             hits = cache.admit(request, pages, tokens)
             assert hits is not None, "what a pool holds one as large or larger does"
             compared.add(tokens, lru, hits)
+        self._hindsight.admit(request, pages, tokens, session, lru)
         return lru, importance
 
     def finish(
         self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
     ) -> None:
         """A request ended with these tokens of prompt and answer."""
-        for cache in self._caches():
+        for cache in self._followers():
             cache.finish(request, pages, tokens, answer_end)
 
     def gone(self, request: str) -> None:
         """A request will not be finished."""
-        for cache in self._caches():
+        for cache in self._followers():
             cache.gone(request)
 
     def told(self, request: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended. Recency does not ask."""
         self.importance.told(request, answer_end)
+        self._hindsight.told(request, answer_end)
 
     def session_over(self, name: SessionName) -> None:
         """A session said that it is over. Recency does not ask."""
         self.importance.session_over(name)
+        self._hindsight.session_over(name)
 
     def document(self) -> dict[str, Any]:
         """What is compared so far, as ``GET /kv_importance`` has it; see ``docs/operate.md``."""
@@ -177,5 +188,13 @@ class ShadowPair:
                 "write_through_hit_tokens": back.lru_hit_tokens,
                 "hit_tokens": back.other_hit_tokens,
                 "batches": list(back.batches),
+            }
+        if (ends := self.sessions_end).requests:
+            document["sessions_end"] = {
+                "requests": ends.requests,
+                "prompt_tokens": ends.prompt_tokens,
+                "lru_hit_tokens": ends.lru_hit_tokens,
+                "hit_tokens": ends.other_hit_tokens,
+                "batches": list(ends.batches),
             }
         return document
