@@ -242,9 +242,6 @@ _SCHEDULER = (
     Metric("reuse_predicted_total", "Sum of the predicted P(reuse) of these visits", labels=_BUCKETS),
     Metric("reuse_observed_total", "Of these visits, those that were followed by another", labels=_BUCKETS),
     # ---- observe ----
-    Metric("observed_saved_tokens_total", "observe: recomputed tokens that importance would have kept"),
-    Metric("observed_lost_tokens_total", "observe: hit tokens that importance would have evicted"),
-    Metric("observed_agreed_tokens_total", "observe: evicted tokens that importance would have evicted too"),
     Metric("shadow_prompt_tokens_total", "observe: prompt tokens that the shadow caches were asked for"),
     Metric(
         "shadow_hit_tokens_total",

@@ -54,7 +54,6 @@ class GhostNode:
 
     Attributes:
         vectors: ``NodeImportance.page_vectors`` of its pages, float64 [num_pages, 8].
-        kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
         eviction: how it was lost; None where that is not known.
         prediction: of its next visit, where the last one was sampled.
         turn: of the node.
@@ -69,7 +68,6 @@ class GhostNode:
     block_type: BlockType
     queries: int
     vectors: FloatArray
-    kept_by_importance: bool = False
     eviction: Eviction | None = None
     prediction: Prediction | None = None
     turn: Turn | None = None
@@ -121,8 +119,6 @@ class GhostTable:
         self,
         digests: Sequence[bytes],
         node: NodeMetadata,
-        *,
-        kept_by_importance: bool = False,
         eviction: Eviction | None = None,
     ) -> None:
         """Keeps the pages of a node that is being removed."""
@@ -134,7 +130,6 @@ class GhostTable:
             block_type=node.block_type,
             queries=node.importance.queries,
             vectors=node.importance.page_vectors(),
-            kept_by_importance=kept_by_importance,
             eviction=eviction,
             prediction=node.prediction,
             turn=node.turn,

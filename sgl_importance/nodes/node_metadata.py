@@ -67,7 +67,6 @@ class NodeMetadata:
         session: the only session that has asked for it; None where others have too, or none.
         lacks_state: linear attention only: whether neither its end nor what follows had a state when it was
             ranked last, so that no request can go on from its KV.
-        would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         is_demoted: whether who asked for it said that it may leave the device first, for a lower tier.
         digest: chained hash of the tokens up to the node's end; None until it is first needed.
@@ -102,7 +101,6 @@ class NodeMetadata:
         "tokens",
         "transition",
         "turn",
-        "would_evict",
     )
 
     def __init__(self, *, tokens: int, depth: int, page_size: int, clock: int) -> None:
@@ -132,7 +130,6 @@ class NodeMetadata:
         self.expendable = False
         self.is_demoted = False
         self.lacks_state = False
-        self.would_evict = False
         self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
         self.page_digests: list[bytes] | None = None
@@ -191,7 +188,6 @@ class NodeMetadata:
         prefix.expendable = self.expendable
         prefix.is_demoted = self.is_demoted
         prefix.lacks_state = self.lacks_state
-        prefix.would_evict = self.would_evict
         prefix.pin_octaves = self.pin_octaves
         if self.page_digests is not None:
             pages = prefix_tokens // page_size

@@ -178,18 +178,15 @@ class ReuseTracker:
         self,
         node: NodeMetadata,
         pages: Sequence[bytes],
-        *,
-        kept_by_importance: bool = False,
         eviction: Eviction | None = None,
     ) -> None:
         """The node left the tree.
 
         Args:
             pages: chained digests of its pages.
-            kept_by_importance: ``observe`` only: importance would have kept it.
             eviction: how it was lost; None where that is not known.
         """
-        self.ghosts.remember(pages, node, kept_by_importance=kept_by_importance, eviction=eviction)
+        self.ghosts.remember(pages, node, eviction)
 
     def _asked_again(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
         """A request recomputed the next ``tokens`` tokens of a node, which this ghost's node had held."""

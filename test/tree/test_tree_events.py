@@ -220,7 +220,7 @@ def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver,
     assert survivor != victim
 
 
-def test_observe_keeps_stock_s_victims_and_counts_what_ours_would_have_done(make_driver):
+def test_observe_keeps_stock_s_victims(make_driver):
     observed, stock = make_driver("observe", tokens=128), TreeDriver("python-lru", tokens=128)
     for driver in (stock, observed):
         for start in range(0, 3000, 100):
@@ -230,9 +230,7 @@ def test_observe_keeps_stock_s_victims_and_counts_what_ours_would_have_done(make
         sorted(tuple(node.key.token_ids) for node in driver.all_nodes()) for driver in (stock, observed)
     ]
     assert survivors[0] == survivors[1]
-    counters = observed.component.state.counters
-    assert counters.evicted_from(Tier.DEVICE) > 0
-    assert 0 < counters.observed_agreed_tokens <= counters.evicted_from(Tier.DEVICE)
+    assert observed.component.state.counters.evicted_from(Tier.DEVICE) > 0
 
 
 def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):

@@ -242,7 +242,7 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
     component = driver.component
     pair = ShadowPair(128 // PAGE, PAGE, component.state.policy.cost, 256)
     shadowing = shadowed(component, pair)
-    own = {metric.name for metric in METRICS if metric.name.startswith(("observed_", "shadow_"))}
+    own = {metric.name for metric in METRICS if metric.name.startswith("shadow_")}
 
     def traffic() -> None:
         for start in range(0, 6000, 100):
@@ -265,7 +265,7 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
 def test_under_importance_the_series_of_observe_stand_still(make_driver):
     driver = make_driver(tokens=128)
     names = moved(driver, lambda: [serve(driver, prompt(100 * i % 700, 4)) for i in range(60)])
-    assert not [name for name in names if name.startswith(("observed_", "shadow_"))]
+    assert not [name for name in names if name.startswith("shadow_")]
 
 
 def test_body_mass_follows_cuts_and_returns(make_driver):

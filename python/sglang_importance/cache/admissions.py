@@ -67,9 +67,6 @@ class Admissions:
             self._state.faults.beside(FaultPlace.RECORDING, self._recorder.admitted, req, query.serial)
         for node in hits:
             metadata = tree.metadata(node)
-            if metadata.would_evict:
-                counters.observed_lost_tokens += metadata.tokens
-                metadata.would_evict = False
             self._hit_at_age(req, metadata)
             if metadata.is_prewarmed:
                 counters.prewarmed_hit_tokens += metadata.tokens

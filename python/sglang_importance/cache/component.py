@@ -96,8 +96,9 @@ class ImportanceComponent(FullComponent):
         self.dense_prefix = dense_prefix
         self.misses = misses
         self.preempted: list[Req] = []
-        order = MarginalLossOrder if decides else StockOrder
-        self.order: EvictionOrder = order(state, self.leaves)
+        self.order: EvictionOrder = (
+            MarginalLossOrder(state, self.leaves) if recency is None else StockOrder(recency)
+        )
         self.node_events = NodeEvents(
             state, self.leaves, self.order, self.body_mass, self.pins, recorder, misses
         )
@@ -170,9 +171,7 @@ class ImportanceComponent(FullComponent):
         """``observe`` only: results that importance would have had on the traffic so far."""
         if self._shadowing is None:
             return None
-        ahead = ("saved", "lost", "agreed")
-        counts = {f"{name}_tokens": getattr(self.state.counters, f"observed_{name}_tokens") for name in ahead}
-        return {**self._shadowing.document(), "one_eviction_ahead": counts}
+        return self._shadowing.document()
 
     # ---- requests ----
 
@@ -283,7 +282,7 @@ class ImportanceComponent(FullComponent):
         self._stock_walks = False
         if not self._faults.is_learning:
             self._start_stock_walk()
-        self._faults.learn(FaultPlace.RANKING, self.order.begin, request_cnt)
+        self._faults.learn(FaultPlace.RANKING, self.order.begin)
 
     def _start_stock_walk(self) -> None:
         super()._evict_device_start(self._evict_device_request_cnt)

@@ -135,8 +135,7 @@ class NodeEvents:
             below = tier_below_host(metadata) if tier is Tier.HOST else None
             loss = self._state.policy.loss(tier, metadata, below=below)
             eviction = Eviction(tier, self._state.policy.clock, loss, reason)
-        kept = self._order.kept_by_importance(node)
-        self._state.tree.removed(node, kept_by_importance=kept, eviction=eviction)
+        self._state.tree.removed(node, eviction)
 
     def transferred(self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any]) -> None:
         self._leaves.refresh(node)  # a host copy makes the device copy cheap to restore

@@ -74,9 +74,6 @@ class Counters:
     emission_time: EmissionTime = field(default_factory=EmissionTime)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
     page_audits: AuditCounts = field(default_factory=AuditCounts)
-    observed_saved_tokens: int = 0
-    observed_lost_tokens: int = 0
-    observed_agreed_tokens: int = 0
     volatile_lost_tokens: int = 0
     shadow_prompt_tokens: int = 0
     shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))

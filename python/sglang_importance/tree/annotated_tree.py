@@ -111,8 +111,6 @@ class AnnotatedTree:
         for ghost, tokens in returned:
             self._counters.ages.asked_again(place, tokens, ghost.last_access)
             self._came_true(ghost)
-            if ghost.kept_by_importance:
-                self._counters.observed_saved_tokens += tokens
             if lost is not None and ghost.eviction is not None:
                 lost.append(LostPages(tokens, ghost.eviction))
 
@@ -212,21 +210,14 @@ class AnnotatedTree:
         left.page_digests, gone.page_digests = digests[:pages], digests[pages:]
         left.digest = digests[pages - 1]
 
-    def removed(
-        self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
-    ) -> None:
+    def removed(self, node: UnifiedTreeNode, eviction: Eviction | None = None) -> None:
         """The node leaves the tree; its parent is still linked."""
         metadata, parent = self.metadata(node), node.parent
         if (session := metadata.session) is not None:
             above = None if parent is None else self.known(parent)
             is_own = parent is not None and above is not None and above.session is session
             session.left(node.id, parent.id if parent is not None and is_own else None)
-        self.tracker.removed(
-            metadata,
-            self.page_digests(node),
-            kept_by_importance=kept_by_importance,
-            eviction=eviction,
-        )
+        self.tracker.removed(metadata, self.page_digests(node), eviction)
         self.source.removed(node)
 
     # ---- digests ----

@@ -1,7 +1,7 @@
 """The eviction order: kept up with upstream's sets of leaves, and queried in its eviction walks.
 
 An ``EvictionOrder`` decides. Under ``importance`` our policy chooses the victims. Under ``observe`` they are
-upstream's, by an order kept between walks, and ours are only compared. After a fault upstream chooses itself.
+upstream's, by an order kept between walks. After a fault upstream chooses itself.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class EvictionOrder(ABC):
         return nullcontext()
 
     @abstractmethod
-    def begin(self, tokens: int) -> None:
-        """A walk begins that has to free this many tokens of the device."""
+    def begin(self) -> None:
+        """A walk over the device begins."""
 
     @abstractmethod
     def device_victim(self) -> NodeId | None:
@@ -180,10 +180,6 @@ class EvictionOrder(ABC):
     @abstractmethod
     def reason(self, metadata: NodeMetadata) -> EvictionReason:
         """Reason of the node's eviction, present or past."""
-
-    @abstractmethod
-    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
-        """Whether the walk that is under way takes a node that our policy would have kept."""
 
 
 class MarginalLossOrder(EvictionOrder):
@@ -208,7 +204,7 @@ class MarginalLossOrder(EvictionOrder):
         finally:
             self._walks -= 1
 
-    def begin(self, tokens: int) -> None:
+    def begin(self) -> None:
         self._taken = []
         self._walks += 1
 
@@ -235,39 +231,19 @@ class MarginalLossOrder(EvictionOrder):
             return EvictionReason.SESSION_OVER
         return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
 
-    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
-        return False
-
 
 class StockOrder(EvictionOrder):
-    """``observe``: upstream's victims in upstream's order; ours are only compared with them.
+    """``observe``: upstream's victims in upstream's order. What ours would have kept, shadow caches say."""
 
-    Before each walk over the device we ask our order for victims of the same size. A node that only we would
-    have evicted and that is hit later counts as lost; one that only stock evicted and that comes back counts
-    as saved. Both look one eviction ahead; the shadow caches follow the diverging history of a server that
-    really ran ours.
-    """
+    def __init__(self, recency: Mapping[Tier, RecencyOrder]) -> None:
+        self._recency = recency
 
-    def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
-        self._state = state
-        self._leaves = leaves
-        self._ours: dict[int, UnifiedTreeNode] = {}
-        self._is_walking = False
-
-    def begin(self, tokens: int) -> None:
-        policy, tree = self._state.policy, self._state.tree
-        freed = 0
-        while freed < tokens and (node_id := policy.victim(Tier.DEVICE)) is not None:
-            node = self._ours[node_id] = tree.core.node_by_id(node_id)
-            freed += tree.metadata(node).tokens
-        for node in self._ours.values():
-            self._leaves.enter_device(node)
-        self._is_walking = True
-        self._leaves.recency[Tier.DEVICE].begin()
+    def begin(self) -> None:
+        self._recency[Tier.DEVICE].begin()
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        recency = self._leaves.recency[Tier.HOST]
+        recency = self._recency[Tier.HOST]
         recency.begin()
         try:
             yield
@@ -275,27 +251,15 @@ class StockOrder(EvictionOrder):
             recency.end()
 
     def device_victim(self) -> NodeId | None:
-        node = self._leaves.recency[Tier.DEVICE].next()
-        if node is None:
-            return None
-        if node.id in self._ours:
-            self._state.counters.observed_agreed_tokens += self._state.tree.metadata(node).tokens
-        return node.id
+        node = self._recency[Tier.DEVICE].next()
+        return None if node is None else node.id
 
     def host_victim(self) -> NodeId | None:
-        node = self._leaves.recency[Tier.HOST].next()
+        node = self._recency[Tier.HOST].next()
         return None if node is None else node.id
 
     def end(self) -> None:
-        self._leaves.recency[Tier.DEVICE].end()
-        for node in self._ours.values():
-            if node in self._state.tree.core.evictable_device_leaves:
-                self._state.tree.metadata(node).would_evict = True
-        self._ours = {}
-        self._is_walking = False
+        self._recency[Tier.DEVICE].end()
 
     def reason(self, metadata: NodeMetadata) -> EvictionReason:
         return EvictionReason.STOCK_ORDER
-
-    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
-        return self._is_walking and node.id not in self._ours
