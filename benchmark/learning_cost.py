@@ -7,14 +7,16 @@ hashing of what becomes a ghost, and the clock of ``ReuseEstimator`` with the in
 and 256 requests run at a time: a shared cached prefix, 32 new tokens each, a full pool, so that each new node
 drives an old one out. No end of an answer is known there: turns
 are followed (``follows_turns``), and rank nothing. ``a_request`` is the median life of a request in
-microseconds; ``a_step`` is what of it falls on a decode step of so many running requests whose answers have
-``ANSWER_TOKENS`` tokens, an assumption. What the two clocks around a call cost is taken off.
+microseconds, and ``parts`` what each call takes of it on average; ``a_step`` is what of it falls on a decode
+step of so many running requests whose answers have ``ANSWER_TOKENS`` tokens, an assumption. What the two
+clocks around a call cost is taken off.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -43,13 +45,14 @@ LEARNING = {
 
 
 class Clock:
-    """Nanoseconds inside outermost calls, and how many there were."""
+    """Nanoseconds inside outermost calls, and how many there were, by name."""
 
     def __init__(self) -> None:
-        self.nanoseconds = self.calls = 0
+        self._nanoseconds: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self._is_inside = False
 
-    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return call(*args, **kwargs)
@@ -58,16 +61,19 @@ class Clock:
             try:
                 return call(*args, **kwargs)
             finally:
-                self.nanoseconds += time.thread_time_ns() - start
-                self.calls += 1
+                self._nanoseconds[name] += time.thread_time_ns() - start
+                self._calls[name] += 1
                 self._is_inside = False
 
         return wrapped
 
-    def read(self) -> tuple[int, int]:
-        found = self.nanoseconds, self.calls
-        self.nanoseconds = self.calls = 0
-        return found
+    def read(self, cost: float = 0.0) -> tuple[Counter[str], int]:
+        """Nanoseconds since the last look, by name, without ``cost`` of them a call; and all calls."""
+        spent = Counter({name: self._nanoseconds[name] - cost * calls for name, calls in self._calls.items()})
+        calls = self._calls.total()
+        self._nanoseconds.clear()
+        self._calls.clear()
+        return spent, calls
 
 
 @contextmanager
@@ -76,18 +82,19 @@ def learning_timed() -> Iterator[Clock]:
     with ExitStack() as stack:
         for owner, names in LEARNING.items():
             for name in names:
-                stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name))))
+                call = clock.timed(f"{owner.__name__}.{name}", getattr(owner, name))
+                stack.enter_context(patch.object(owner, name, call))
         yield clock
 
 
 def cost_of_a_clock() -> float:
     """Nanoseconds that an empty call measures."""
     clock = Clock()
-    empty = clock.timed(lambda: None)
+    empty = clock.timed("empty", lambda: None)
     for _ in range(20_000):
         empty()
-    nanoseconds, calls = clock.read()
-    return nanoseconds / calls
+    spent, calls = clock.read()
+    return spent.total() / calls
 
 
 def main(
@@ -100,9 +107,9 @@ def main(
         tree = Tree(running)
         while not len(tree.driver.component.state.tree.ghosts):
             tree.lives()
-        lives, calls_of = [], []
+        lives, calls_of, parts = [], [], Counter[str]()
         with learning_timed() as clock:
-            spent = cost_of_a_clock()
+            cost = cost_of_a_clock()
             # The index follows every 16 requests, so a life of fewer is counted with those around it.
             batch = max(running, 64)
             gc.collect()
@@ -110,9 +117,11 @@ def main(
             for _ in track(range(max(requests // batch, 3)), description=f"{running} running"):
                 for _ in range(batch // running):
                     tree.lives()
-                nanoseconds, calls = clock.read()
-                lives.append((nanoseconds - calls * spent) / batch / 1e3)
+                nanoseconds, calls = clock.read(cost)
+                lives.append(nanoseconds.total() / batch / 1e3)
                 calls_of.append(calls / batch)
+                if len(lives) > 1:
+                    parts += nanoseconds
         turns = tree.driver.component.state.policy.turns
         a_request = float(np.median(lives[1:]))
         rows.append(
@@ -125,9 +134,14 @@ def main(
                 "high": float(np.quantile(lives[1:], 0.9)),
                 "answer_tokens": ANSWER_TOKENS,
                 "a_step": a_request * running / ANSWER_TOKENS,
+                "parts": {
+                    name: nanoseconds / (len(lives) - 1) / batch / 1e3
+                    for name, nanoseconds in parts.most_common()
+                },
             }
         )
-    print_rows("learning on the scheduler's thread, microseconds", rows)
+    shown = [{name: value for name, value in row.items() if name != "parts"} for row in rows]
+    print_rows("learning on the scheduler's thread, microseconds", shown)
     typer.echo(f"written to {write_results('learning_cost', rows, out=out)}")
 
 

@@ -50,3 +50,15 @@ def learning_cost(running: int, what: str) -> str:
     """Microseconds of the scheduler that learning takes: of ``a_request``, or of ``a_step``."""
     (row,) = [each for each in results("learning_cost")["rows"] if each["running"] == running]
     return f"{row[what]:.0f}" if row[what] >= 10 else f"{row[what]:.1f}"
+
+
+def learning_parts(running: int) -> str:
+    """Microseconds of a request that the costliest of these calls take."""
+    (row,) = [each for each in results("learning_cost")["rows"] if each["running"] == running]
+    names = {
+        "AnnotatedTree.removed": "two nodes that go, hashed for their ghosts",
+        "ReuseTracker.created": "two that come",
+        "ReuseEstimator.tick": "the clock and the index",
+        "TurnTracker.finished": "the turn",
+    }
+    return ", ".join(f"{title} {row['parts'][name]:.0f}" for name, title in names.items())
