@@ -28,6 +28,7 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import msgspec
+import numpy as np
 import typer
 from rich.progress import track
 from tokenizers import Tokenizer
@@ -139,12 +140,14 @@ def row_of(served: Served, requests: list[Sent], clients: int, title: str, tells
     if tells and not any(request.is_last for request in requests):
         kept = PLACE / "workloads"
         raise typer.BadParameter(f"no session ends: leave out the told arms, or delete {kept} if it is old")
-    start = time.perf_counter()
+    start, cpu_seconds = time.perf_counter(), served.cpu_seconds()
     answers = send(served, requests, clients, title, tells)
+    seconds = time.perf_counter() - start
     assert clients > 1 or answers[0]["cached"] == 0, "the server was not empty"
     prompt = sum(len(request.ids) for request in requests)
     cached = sum(answer["cached"] for answer in answers)
     texts = (hashlib.sha256(answer["text"].encode()).hexdigest()[:6] for answer in answers)
+    ttfts = [answer["ttft"] for answer in answers]
     return {
         "requests": len(requests),
         "sessions": len({request.session for request in requests}),
@@ -152,8 +155,12 @@ def row_of(served: Served, requests: list[Sent], clients: int, title: str, tells
         "unique_tokens": unique_tokens(requests),
         "prompt_tokens": prompt,
         "computed_tokens": prompt - cached,
-        "ttft_mean": fmean(answer["ttft"] for answer in answers),
-        "seconds": time.perf_counter() - start,
+        "ttft_mean": fmean(ttfts),
+        "ttft_p50": float(np.quantile(ttfts, 0.5)),
+        "ttft_p95": float(np.quantile(ttfts, 0.95)),
+        "seconds": seconds,
+        "cpu_seconds": served.cpu_seconds() - cpu_seconds,
+        "memory_bytes": served.memory_bytes(),
         "answers": " ".join(texts),
         "missed": served.missed(),
         "predicted": served.predicted(len(requests)),

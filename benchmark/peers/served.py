@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import psutil
+
 CHUNK = 512
 AT_A_TIME = 8
 HOST_RATIO = 2  # of the host tier to the device's pool
@@ -22,16 +24,31 @@ class Served(ABC):
 
     Attributes:
         pool: tokens of KV on the device, as the server itself says.
+        pid: of the process that began all others of the server.
     """
 
     url: str
     model: str
     pool: int
+    pid: int
     flags: list[str]
 
     @abstractmethod
     def empty(self) -> None:
         """Forgets every prefix, as a new server would."""
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes since they began."""
+        times = [process.cpu_times() for process in self._processes()]
+        return sum(each.user + each.system for each in times)
+
+    def memory_bytes(self) -> int:
+        """Of all its processes; what several share counts once."""
+        return sum(process.memory_full_info().pss for process in self._processes())
+
+    def _processes(self) -> list[psutil.Process]:
+        first = psutil.Process(self.pid)
+        return [first, *first.children(recursive=True)]
 
     def missed(self) -> dict[str, float]:
         """Prompt tokens that were not found, by reason; ours alone says it."""

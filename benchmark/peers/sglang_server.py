@@ -71,7 +71,9 @@ def sglang(flags: tuple[str, ...], model: Path, pool: int, *, has_store: bool) -
         with ServerProcess(*given, model=model) as server:
             told = int(server.get("/server_info")["max_total_num_tokens"])
             shown = [Path(word).name if os.sep in word else word for word in given]
-            yield Sglang(server.base_url, server.name, told, shown, "--kv-policy" in flags, server)
+            yield Sglang(
+                server.base_url, server.name, told, server.pid, shown, "--kv-policy" in flags, server
+            )
 
 
 def common_flags(pool: int) -> tuple[str, ...]:

@@ -75,12 +75,12 @@ def vllm(model: Path, pool: int, *, has_lmcache: bool) -> Iterator[Vllm]:
         words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
         url = f"http://127.0.0.1:{port}"
-        log = stack.enter_context(running(words, f"{url}/health"))
+        log, pid = stack.enter_context(running(words, f"{url}/health"))
         models = httpx.get(f"{url}/v1/models", timeout=60).json()
         assert models["data"][0]["id"] == name, "another server answers on this port"
         tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
         assert tokens is not None, "vLLM does not say how large its pool is"
-        yield Vllm(url, name, int(tokens[1].replace(",", "")) - PAGE, shown, lmcache_url)
+        yield Vllm(url, name, int(tokens[1].replace(",", "")) - PAGE, pid, shown, lmcache_url)
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def token_bytes(config: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def running(words: Sequence[str], health: str) -> Iterator[Path]:
-    """A process that answers at ``health``, ended with its family; its log."""
+def running(words: Sequence[str], health: str) -> Iterator[tuple[Path, int]]:
+    """A process that answers at ``health``, ended with its family; its log and its pid."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as stream:
@@ -114,7 +114,7 @@ def running(words: Sequence[str], health: str) -> Iterator[Path]:
             )
         try:
             wait(process, health, log)
-            yield log
+            yield log, process.pid
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
