@@ -259,6 +259,39 @@ def peers_whole_model() -> str:
     return f"{sum(same)} of {len(same)}"
 
 
+_TIMED = {
+    "computed_tokens": "tokens",
+    "ttft_mean": "first token, mean",
+    "ttft_p50": "p50",
+    "ttft_p95": "p95",
+    "seconds": "all requests",
+    "cpu_seconds": "CPU time",
+    "memory_bytes": "memory",
+}
+
+
+def peers_seconds(arm: str = "ours", peer: str = "stock sglang", what: str | None = None) -> str:
+    """The whole model: what an arm takes over what a peer takes, mean of the seeds with its interval.
+
+    Args:
+        what: a key of ``_TIMED``, of the documents; None for the table of all.
+    """
+    if what is not None:
+        return _cell(_timed("documents", arm, peer, what))
+    lines = [
+        [workload, str(len(found)), *(_cell(_timed(workload, arm, peer, what)) for what in _TIMED)]
+        for workload in _WORKLOADS
+        if (found := _timed(workload, arm, peer, "seconds"))
+    ]
+    return _table(["workload", "seeds", *_TIMED.values()], lines)
+
+
+def _timed(workload: str, arm: str, peer: str, what: str) -> list[float]:
+    own, beside = (_rows(workload, name, layers=0) for name in (arm, peer))
+    seeds = (seed for seed in sorted(own) if seed in beside and "cpu_seconds" in own[seed])
+    return [own[seed][what] / beside[seed][what] for seed in seeds]
+
+
 def peers_equal_answers() -> str:
     """Of requests to other servers with the same slice of the model, how many got stock sglang's text."""
     same = asked = 0
