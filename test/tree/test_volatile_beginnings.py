@@ -30,11 +30,11 @@ def driver_after(prompts: list[list[int]]) -> TreeDriver:
 
 
 def test_finished_prompts_are_compared_and_their_loss_is_counted():
-    driver = driver_after([[1, 2, 50 + number, *STABLE] for number in range(8)])
+    driver = driver_after([[1, 2, 50 + number, *STABLE] for number in range(10)])
     document = describe_cache(driver.cache, 0)
     (place,) = document["volatile"]
-    assert (place["start_token"], place["end_token"], place["prompts"]) == (2, 3, 7)
-    assert driver.component.state.counters.volatile_lost_tokens == 7 * len(STABLE)
+    assert (place["start_token"], place["end_token"], place["prompts"]) == (2, 3, 9)
+    assert driver.component.state.counters.volatile_lost_tokens == 9 * len(STABLE)
 
 
 def test_what_the_cache_found_is_no_loss():
@@ -50,7 +50,7 @@ def document(monkeypatch: pytest.MonkeyPatch) -> dict:
             return "".join(chr(each) for each in ids)
 
     monkeypatch.setattr(tree_route, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=Letters()))
-    driver = driver_after([[65, 66, 48 + number, *STABLE] for number in range(8)])
+    driver = driver_after([[65, 66, 48 + number, *STABLE] for number in range(10)])
     document = describe_cache(driver.cache, 0)
     write_out_beginnings(document)
     return document
@@ -58,10 +58,10 @@ def document(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 def test_its_text_is_written_out_and_says_what_to_do(document: dict):
     (place,) = document["volatile"]
-    assert (place["before"], place["variants"]) == ("AB", ["6", "7"])
+    assert (place["before"], place["variants"]) == ("AB", ["8", "9"])
     assert not [key for key in place if key.endswith("_ids")]
     assert place["sentence"].startswith(
-        "prompts part at token 2 ('6', then '7') and go on alike: 1,400 tokens"
+        "prompts part at token 2 ('8', then '9') and go on alike: 1,800 tokens"
     )
     assert "strip it in the client" in place["cure"]
 

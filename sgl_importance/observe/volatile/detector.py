@@ -23,13 +23,13 @@ class PromptKind:
     last: the last prompt of the kind.
     anchors: by which it is found.
     places: where its prompts have parted, the last one last.
-    partings: of its prompts, at whatever place, by whether the field was wide.
+    partings: of its prompts, at whatever place.
     """
 
     last: Ids
     anchors: list[tuple[Hashable, int]]
     places: list[VolatilePlace] = field(default_factory=list)
-    partings: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    partings: int = 0
 
     def parted(self, ids: Ids, there: Parting, now: float, prompt_tokens: int) -> int:
         """A prompt has parted from the last one.
@@ -48,13 +48,16 @@ class PromptKind:
         before = place.lost_tokens if place.is_known else 0
         if not place.parted(ids, self.last, there, now):
             return 0
-        self.partings[place.is_wide] += 1
+        self.partings += 1
+        for each in self.places:
+            each.starts += each.starts_at(there.start)
         place.is_known = place.is_known or self._is_volatile(place)
         return place.lost_tokens - before if place.is_known else 0
 
     def _is_volatile(self, place: VolatilePlace) -> bool:
         """Prompts that part at random places part at each of them a few times, too."""
-        return place.partings >= MIN_PARTINGS and 4 * place.partings >= 3 * self.partings[place.is_wide]
+        elsewhere = self.partings - place.starts
+        return place.partings >= MIN_PARTINGS and place.partings >= 3 * elsewhere
 
 
 HEAD = 512

@@ -9,7 +9,7 @@ from typing import Any
 
 from sgl_importance.observe.volatile.parting import Ids, Parting
 
-MIN_PARTINGS = 5
+MIN_PARTINGS = 8
 """Prompts with a text of their own there, beside the first, before a place is one."""
 NEAR = 4
 """Tokens between fields that are one: of a clock sometimes the seconds change, sometimes the hour."""
@@ -45,6 +45,7 @@ class VolatilePlace:
     prompt_tokens_before: prompt tokens of the server until then.
     last_seconds: when they did last.
     partings: prompts whose text there was new.
+    starts: partings that begin there, of wider or narrower fields too, since it is looked at.
     lost_tokens: tokens of these behind the field that the prompt before had too.
     example: of the last of them.
     is_known: whether it has been found volatile.
@@ -59,6 +60,7 @@ class VolatilePlace:
     prompt_tokens_before: int
     last_seconds: float = 0.0
     partings: int = 0
+    starts: int = 0
     lost_tokens: int = 0
     example: Example | None = None
     is_known: bool = False
@@ -75,13 +77,16 @@ class VolatilePlace:
         Prompts of two sessions may part at the clock and go on alike behind their first question only: that
         is another field.
         """
-        spread = max(self.latest_start, there.start) - min(self.start, there.start)
         return (
-            spread <= MAX_SPREAD
+            self.starts_at(there.start)
             and (there.end - there.start > MAX_SPREAD) is self.is_wide
             and there.start <= max(self.end, self.latest_start) + NEAR
             and there.end >= self.start - NEAR
         )
+
+    def starts_at(self, token: int) -> bool:
+        """Whether a field that begins with this token may be this one."""
+        return max(self.latest_start, token) - min(self.start, token) <= MAX_SPREAD
 
     def parted(self, ids: Ids, known: Ids, there: Parting, now: float) -> bool:
         """Takes a parting in; whether the prompt's text there was new."""
