@@ -88,8 +88,7 @@ def main(
         further = (kind.partition("=") for kind in text or ())
         texts = default_texts() | {name: text_at(Path(path)) for name, _, path in further}
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        every = passages(tokenizer, texts, tokens=tokens, count=OF_KIND)
-        found = list(itertools.islice(every, lessons))
+        found = list(itertools.islice(passages(tokenizer, texts, tokens=tokens, count=OF_KIND), lessons))
     except (UnknownModel, NoText) as error:
         raise typer.BadParameter(str(error)) from error
     paths = write_lessons(decoder, found, cache / "lessons")
