@@ -77,6 +77,30 @@ def native_verdicts_table(indexer: str = "dim32") -> str:
     return _table(["read by", "placed", "mass / native", "peak / native"], lines)
 
 
+_SELECTORS = {"oracle": "every exact key", "bits": "`bits`", "dim32/sum": "the indexer"}
+
+
+def _selector(arm: str) -> dict[str, Any]:
+    return next(row for row in _rows("selectors") if (row["arm"], row["group"]) == (arm, "all"))
+
+
+def native_selector_table() -> str:
+    """Divergence from exact attention where ten layers read a tenth of their pages, by who chooses these."""
+    lines = []
+    for arm, title in _SELECTORS.items():
+        row = _selector(arm)
+        cells = [_interval(row[text], "value", form=".3f") for text in ("plain", "quoted", "record")]
+        kept = f"{row['records_kept']} of {row['records']}"
+        lines.append([title, f"{row['bytes']:.0f}" if row["bytes"] else "-", *cells, kept])
+    titles = ["ordinary text", "a quoted passage", "a planted record", "records kept"]
+    return _table(["chosen by", "bytes a token and layer", *titles], lines)
+
+
+def native_over_bits(text: str) -> str:
+    """Divergence of the indexer's choice over that of ``bits``, on a kind of question."""
+    return _interval(_selector("dim32/sum")[f"{text}_of_bits"], "value", form=".0f")
+
+
 def native_training(what: str, indexer: str = "dim32") -> str:
     """Of an indexer's training: ``passages``, ``tokens`` in all, ``steps``, or ``kl`` before and after."""
     report = next(row for row in _rows("training") if row["name"] == indexer)
