@@ -27,7 +27,7 @@ class _Waiting(NamedTuple):
     is_admission: bool
 
 
-class _Running(NamedTuple):
+class _Admitted(NamedTuple):
     """A request that the shadow has admitted."""
 
     prompt: list[bytes]
@@ -52,7 +52,7 @@ class Hindsight:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = self._waiting_requests = 0
         self._prompt_pages: OrderedDict[str, int] = OrderedDict()  # by request that the server runs
-        self._running: OrderedDict[str, _Running] = OrderedDict()  # by request that the shadow runs
+        self._running: OrderedDict[str, _Admitted] = OrderedDict()  # by request that the shadow runs
         self._to_end: Counter[SessionName] = Counter()  # requests that wait for their end here
         self._is_followed = True
 
@@ -126,7 +126,7 @@ class Hindsight:
         hits = self._cache.admit(request, pages, tokens, session)
         assert hits is not None, "what LRU's pool holds this one does"
         self._comparison.add(tokens, lru_hits, hits)
-        self._running[request] = _Running(pages, session)
+        self._running[request] = _Admitted(pages, session)
         if len(self._running) > MAX_RUNNING:
             self._gone(next(iter(self._running)))
 
