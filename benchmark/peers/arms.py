@@ -46,6 +46,7 @@ ARMS = {
     "vLLM": Arm("device", None),
     "ours": Arm("device", OURS),
     "ours (told)": Arm("device", OURS, tells=True),
+    "ours (no scores)": Arm("device", (*OURS, "--kv-importance-source", "none")),
     "observe": Arm("device", ("--kv-policy", "observe")),
     "stock + HiCache": Arm("host", HICACHE),
     "vLLM + LMCache": Arm("host", None, has_lmcache=True),

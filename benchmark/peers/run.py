@@ -15,6 +15,7 @@ nothing, are emptied. The pool is a share (``--share``) of the different tokens 
 from __future__ import annotations
 
 import hashlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -183,6 +184,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="Measure only what the JSON lacks.")] = False,
     out: Annotated[Path, typer.Option(help="The JSON.")] = RESULTS / "peers.json",
 ) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end with us
     warm_start.is_on = True  # starts are not measured
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     served_model = first_layers(model, layers, PLACE) if layers else model.absolute()

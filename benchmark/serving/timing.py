@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -23,16 +23,8 @@ def time_open_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *
     send_in_order(server.base_url, server.name, requests[:warm_up])
     timed = requests[warm_up:]
     shifted = [at(request, request.seconds - timed[0].seconds) for request in timed]
-    return _timed(server, shifted, send_open_loop)
-
-
-def _timed(
-    server: ServerProcess,
-    requests: Sequence[WorkloadRequest],
-    send: Callable[[str, str, Sequence[WorkloadRequest]], list[Answer]],
-) -> Row:
     cpu, start = _cpu_seconds(server), time.perf_counter()
-    answers = send(server.base_url, server.name, requests)
+    answers = send_open_loop(server.base_url, server.name, shifted)
     took = time.perf_counter() - start
     return {
         **counts_of(answers),
@@ -41,12 +33,6 @@ def _timed(
         "prompt_tokens_per_second": sum(answer.prompt_tokens for answer in answers) / took,
         "cpu_seconds": _cpu_seconds(server) - cpu,
     }
-
-
-def time_closed_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *, warm_up: int) -> Row:
-    """As ``time_open_loop``, but each request is sent when the one before it is answered."""
-    send_in_order(server.base_url, server.name, requests[:warm_up])
-    return _timed(server, requests[warm_up:], send_in_order)
 
 
 def time_in_turns(

@@ -1,4 +1,4 @@
-"""Tables of recorded coding agents: replays, shadow caches, and what a server takes in time."""
+"""Tables of recorded coding agents: replays and shadow caches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmark.intervals import interval as _orders_interval
-from benchmark.results import RESULTS as _RESULTS
-from benchmark.serving import agents_report as _agents_report
-from benchmark.serving.measured import bootstrap as _bootstrap
-from benchmark.serving.measured import paired_ratios as _paired_ratios
 from benchmark.serving.measured import table as _table
 from scripts.rendering.cells import interval as _interval
 from scripts.rendering.cells import share as _share
@@ -298,35 +294,3 @@ def agents_offline_orders() -> int:
     """Orders of sessions that the models were tried in."""
     (orders,) = {each["seeds"] for each in results("agents_offline")["rows"]}
     return int(orders)
-
-
-def agents_in_time(name: str) -> str:
-    """A table of the serving benchmark on recorded agents: ``stock``, ``ratios`` or ``goals``."""
-    if not (_RESULTS / "serving_agents.json").exists():
-        return "Not measured yet."
-    made = {"stock": _agents_report.stock, "ratios": _agents_report.ratios, "goals": _agents_report.goals}
-    return made[name](results("serving_agents")["rows"])
-
-
-def agents_in_time_change(measured_by: str, value: str) -> str:
-    """By how many percent of stock's ours takes less, or more, in a pass, with the interval."""
-    rows = results("serving_agents")["rows"]
-    ratios = _paired_ratios(rows, _agents_report.WORKLOAD, "ours", value, measured_by=measured_by)
-    median, *ends = _bootstrap(ratios)
-    near, far = sorted((100 * (end - 1) for end in ends), key=abs)
-    assert near * far > 0, f"{value} of {measured_by} may be as stock's: say so"
-    return f"{abs(100 * (median - 1)):.0f} % ({abs(near):.0f} to {abs(far):.0f})"
-
-
-def agents_in_time_stock(measured_by: str, value: str) -> str:
-    """Of stock in a pass, the median of its alternations, with two digits behind the point."""
-    rows = results("serving_agents")["rows"]
-    of_stock = [row[value] for row in rows if (row["pass"], row["arm"]) == (measured_by, "stock LRU")]
-    return f"{_bootstrap(of_stock)[0]:.2f}"
-
-
-def agents_in_time_stock_hits() -> tuple[float, float]:
-    """Least and greatest share of the prompt tokens that stock hits in an alternation of ``closed``."""
-    rows = results("serving_agents")["rows"]
-    rates = [each["hit_rate"] for each in rows if each["pass"] == "closed" and each["arm"] == "stock LRU"]
-    return min(rates), max(rates)

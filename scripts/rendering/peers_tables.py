@@ -270,24 +270,24 @@ _TIMED = {
 }
 
 
-def peers_seconds(arm: str = "ours", peer: str = "stock sglang", what: str | None = None) -> str:
-    """The whole model: what an arm takes over what a peer takes, mean of the seeds with its interval.
+def peers_seconds(what: str | None = None, arm: str = "ours") -> str:
+    """The whole model, shared documents: what ours takes over what stock sglang takes, mean of the seeds.
 
     Args:
-        what: a key of ``_TIMED``, of the documents; None for the table of all.
+        what: a key of ``_TIMED``; None for the table of all.
+        arm: "ours", or "ours (no scores)".
     """
     if what is not None:
-        return _cell(_timed("documents", arm, peer, what))
+        return _cell(_timed(what, arm))
     lines = [
-        [workload, str(len(found)), *(_cell(_timed(workload, arm, peer, what)) for what in _TIMED)]
-        for workload in _WORKLOADS
-        if (found := _timed(workload, arm, peer, "seconds"))
+        [name, str(len(_timed("seconds", name))), *(_cell(_timed(what, name)) for what in _TIMED)]
+        for name in ("ours", "ours (no scores)")
     ]
-    return _table(["workload", "seeds", *_TIMED.values()], lines)
+    return _table(["arm", "seeds", *_TIMED.values()], lines)
 
 
-def _timed(workload: str, arm: str, peer: str, what: str) -> list[float]:
-    own, beside = (_rows(workload, name, layers=0) for name in (arm, peer))
+def _timed(what: str, arm: str) -> list[float]:
+    own, beside = (_rows("documents", name, layers=0) for name in (arm, "stock sglang"))
     seeds = (seed for seed in sorted(own) if seed in beside and "cpu_seconds" in own[seed])
     return [own[seed][what] / beside[seed][what] for seed in seeds]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,14 +14,6 @@ import httpx
 import pytest
 
 from benchmark.serving import load
-from benchmark.serving.agent_sessions import (
-    WORDS_PER_BLOCK,
-    agent_sessions,
-    agent_workload,
-    faster,
-    without_hints,
-)
-from benchmark.serving.agents_report import VALUES, agents_tables
 from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, Arm, server_flags
 from benchmark.serving.load import Answer
 from benchmark.serving.measured import bootstrap, paired_ratios
@@ -270,63 +261,3 @@ def test_the_goal_about_the_first_token_is_judged_by_both_ways_to_time_it() -> N
     made = tables(rows, PARAMETERS)["goals"]
     assert "| fits, open loop | 1.5000 (1.5000 - 1.5000) | **no** |" in made
     assert "| fits, side by side | 1.0100 (1.0100 - 1.0100) | yes |" in made
-
-
-def _agent_file(path: Path) -> Path:
-    """Lines of two blocks more each turn; of the odd ones the third has a prompt that is too long."""
-    lines = []
-    for session in range(6):
-        requests = [
-            {
-                "t": 10.0 * turn + session,
-                "type": "n",
-                "in": 1024 * (turn + 1) + (session == 4) * 10**6,
-                "out": 300,
-                "stop": ("tool_use", "end_turn", "")[turn % 3],
-                "hash_ids": list(range(16 * (turn + 1))),
-            }
-            for turn in range(4)
-        ]
-        lines.append(json.dumps({"id": str(session), "block_size": 64, "requests": requests}))
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_recorded_agents_keep_their_shape(tmp_path: Path) -> None:
-    shape = {**PARAMETERS["agent_sessions"], "alive": 2, "skip": 1, "warm_up": 2, "requests": 4}
-    sessions = agent_sessions(_agent_file(tmp_path / "sessions.jsonl"), shape["longest_tokens"])
-    assert [session.line for session in sessions] == [1, 3]
-    requests = agent_workload(sessions, shape, 0).requests
-    assert len(requests) == 6
-    assert requests[0].seconds == 0
-    by_session: dict[str, list[WorkloadRequest]] = {}
-    for request in requests:
-        by_session.setdefault(request.session, []).append(request)
-    assert len(by_session) == 2
-    for own in by_session.values():
-        turns = [len(request.token_ids()) // (2 * WORDS_PER_BLOCK) for request in own]
-        assert turns == list(range(turns[0], turns[0] + len(own)))
-        assert all(len(request.token_ids()) % (2 * WORDS_PER_BLOCK) == 0 for request in own)
-        assert all(after.prompt.startswith(before.prompt) for before, after in itertools.pairwise(own))
-        ends = [{"answer_end": "tool_call"}, {"answer_end": "end_of_turn"}, {}]
-        assert [request.hints for request in own] == [ends[(turn - 1) % 3] for turn in turns]
-        assert all(request.max_tokens == 2 for request in own)
-    first, second = (own[0].prompt for own in by_session.values())
-    assert first.split()[:8] != second.split()[:8], "blocks of two sessions are different blocks"
-    assert [request.hints for request in without_hints(requests)] == [{}] * 6
-    assert [r.seconds for r in faster(requests, 10)] == [round(r.seconds / 10, 4) for r in requests]
-
-
-def test_what_agents_took_is_compared_within_alternations() -> None:
-    rows = [
-        {"pass": which, "workload": "agents", "arm": arm, "alternation": alternation, "device_tokens": 64}
-        | {value: size * scale for value, scale in zip(VALUES, (100, 2, 2, 2, 2, 2), strict=True)}
-        | {"uncached_tokens": 100 * tokens}
-        for which in ("closed", "fits")
-        for alternation, size in enumerate((1.0, 3.0))
-        for arm, size, tokens in ((STOCK, size, size), (OURS, 0.78 * size, 0.75 * size))
-    ]
-    ratios, goals = agents_tables(rows)[1:]
-    assert "| closed | ours | 2 | 0.750 (0.750 to 0.750) | 0.780 (0.780 to 0.780)" in ratios
-    assert "| ours | 0.88 (0.88 to 0.88) | yes |" in goals  # of a fall of 0.25, 0.22
-    assert "| ours | 0.780 (0.780 to 0.780) | yes |" in goals
