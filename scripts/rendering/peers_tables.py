@@ -78,7 +78,11 @@ def peers_over(arm: str, peer: str, workload: str, pool: int | None = None, clie
 
 def peers_each(arm: str, peer: str, workload: str) -> str:
     """Computed tokens over a peer's, of each seed that both have: for too few of them for an interval."""
-    return " and ".join(f"{ratio:.2f}" for ratio in _ratios(_rows(workload, arm), _rows(workload, peer)))
+    return _each(_ratios(_rows(workload, arm), _rows(workload, peer)))
+
+
+def _each(ratios: Sequence[float]) -> str:
+    return " and ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def peers_missed(workload: str, arm: str = "ours") -> str:
@@ -271,19 +275,27 @@ _TIMED = {
 
 
 def peers_seconds(what: str | None = None, arm: str = "ours") -> str:
-    """The whole model, shared documents: what ours takes over what stock sglang takes, mean of the seeds.
+    """The whole model, shared documents: what ours takes over what stock sglang takes, seed by seed.
 
     Args:
         what: a key of ``_TIMED``; None for the table of all.
         arm: "ours", or "ours (no scores)".
     """
     if what is not None:
-        return _cell(_timed(what, arm))
+        return _each(_timed(what, arm))
     lines = [
-        [name, str(len(_timed("seconds", name))), *(_cell(_timed(what, name)) for what in _TIMED)]
+        [name, str(len(_timed("seconds", name))), *(_each(_timed(what, name)) for what in _TIMED)]
         for name in ("ours", "ours (no scores)")
     ]
     return _table(["arm", "seeds", *_TIMED.values()], lines)
+
+
+def peers_took(arm: str) -> str:
+    """Seconds of all requests, seed by seed, of the whole model and the shared documents."""
+    rows = _rows("documents", arm, layers=0)
+    return " and ".join(
+        f"{rows[seed]['seconds']:.0f}" for seed in sorted(rows) if "cpu_seconds" in rows[seed]
+    )
 
 
 def _timed(what: str, arm: str) -> list[float]:

@@ -123,6 +123,7 @@ def test_rates_are_of_the_time_that_was_observed_but_of_an_hour_at_least():
 
 
 @example(seed=500, requests=15)
+@example(seed=833, requests=20)
 @example(seed=29670, requests=20)
 @given(seed=SEEDS, requests=st.integers(10, 40))
 @settings(deadline=None, max_examples=25)
