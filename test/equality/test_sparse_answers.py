@@ -14,7 +14,7 @@ from support.nightly_cases import rest_nightly
 from support.python_path import FAULTS, python_path
 from support.servers import ServerProcess
 from support.tiered import tiered_server
-from support.workloads.exchanges import LONG_ANSWER_TOKENS, POOL_TOKENS, Exchange
+from support.workloads.exchanges import LONG_ANSWER_TOKENS, POOL_TOKENS, Exchange, ask_at_once
 
 pytestmark = pytest.mark.server
 
@@ -28,24 +28,15 @@ EXACT = {"selector": "all"}
 # A few of the long answers, which make requests retract each other, and others; of those that are asked alone
 # an exact answer follows behind all but most of the long ones, and some are asked with room for every page.
 FIRST_OF_THE_LONG, LONG_ALONE, WITH_EVERYTHING = 8, 1, 8
-MOST_ROUNDS = 6
-
-
-def reply_to(
-    server: ServerProcess, exchange: Exchange, hints: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    tokens = len(exchange.answer)
-    body: dict[str, Any] = {
-        "input_ids": list(exchange.prompt),
-        # Not ``ignore_eos``, which keeps a request from being retracted (``exchanges.ask``).
-        "sampling_params": {"temperature": 0, "max_new_tokens": tokens},
-    }
-    reply: dict[str, Any] = server.post("/generate", body | ({"kv_hints": hints} if hints else {}))
-    return reply
 
 
 def ask(server: ServerProcess, exchange: Exchange, hints: dict[str, Any] | None = None) -> list[int]:
-    return list(reply_to(server, exchange, hints)["output_ids"])
+    body: dict[str, Any] = {
+        "input_ids": list(exchange.prompt),
+        # Not ``ignore_eos``, which keeps a request from being retracted (``exchanges.ask``).
+        "sampling_params": {"temperature": 0, "max_new_tokens": len(exchange.answer)},
+    }
+    return list(server.post("/generate", body | ({"kv_hints": hints} if hints else {}))["output_ids"])
 
 
 def answers(server: ServerProcess, exchanges: Sequence[Exchange], concurrency: int) -> list[list[int]]:
@@ -59,23 +50,6 @@ def sparse_then_exact(
     """Each exchange twice in a row: what the first request leaves behind is there for the second."""
     pairs = [(ask(server, exchange), ask(server, exchange, EXACT)) for exchange in exchanges]
     return [sparse for sparse, _ in pairs], [exact for _, exact in pairs]
-
-
-def until_retracted(
-    server: ServerProcess, exchanges: Sequence[Exchange]
-) -> tuple[list[list[list[int]]], int]:
-    """All at once, and again if they did not meet: on a busy machine they come too far apart for it.
-
-    Returns:
-        The answers of each round, and retractions in all.
-    """
-    rounds, retractions = [], 0
-    while not retractions and len(rounds) < MOST_ROUNDS:
-        with ThreadPoolExecutor(8) as threads:
-            replies = list(threads.map(lambda exchange: reply_to(server, exchange), exchanges))
-        rounds.append([list(reply["output_ids"]) for reply in replies])
-        retractions = sum(reply["meta_info"]["num_retractions"] for reply in replies)
-    return rounds, retractions
 
 
 AUDITED = ("--kv-sparse-audit-interval", "2", *config_flags(sparse={"audit_missed_page": 0.1}))
@@ -93,8 +67,7 @@ def test_what_follows_from_audits_depends_on_the_request_alone(
     with tiered_server(random_model, *SPARSE, *AUDITED, *small) as server:
         alone = answers(server, asked, 1)
         once = server.get("/kv_importance?limit=1")["pages"]["audits"]
-        with ThreadPoolExecutor(8) as pool:
-            together = list(pool.map(lambda exchange: reply_to(server, exchange), asked))
+        together = ask_at_once(server, asked)
         twice = server.get("/kv_importance?limit=1")["pages"]["audits"]
     print(once, twice)
     assert sum(reply["meta_info"]["num_retractions"] for reply in together) > 0
@@ -150,16 +123,15 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
         alone = answers(server, alone_first, 1)
         sparse, exact_behind = sparse_then_exact(server, twice)
         alone += sparse
-        rounds, retractions = until_retracted(server, asked)
+        replies = ask_at_once(server, asked)
         everything = [ask(server, exchange, {"budget": 1e6}) for exchange in some]
         pages = server.get("/kv_importance?limit=1")["pages"]
-        for together in rounds:
-            check_equal(server, asked, together, alone)
+        check_equal(server, asked, [reply["output_ids"] for reply in replies], alone)
     print(f"{number_differing(alone, exact)} of {len(asked)} answers are not the exact ones; {pages}")
     assert number_differing(exact_behind, exact[len(alone_first) :]) == 0
     assert number_differing(everything, [exchange.answer for exchange in some]) == 0
     # Else none of this would say anything.
-    assert retractions > 0
+    assert sum(reply["meta_info"]["num_retractions"] for reply in replies) > 0
     assert number_differing(alone, exact) > len(asked) / 10
     assert 0 < pages["selected"] < pages["candidates"]
     if others < 500:

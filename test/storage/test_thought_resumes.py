@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
 from support.servers import ServerProcess
 from support.store_bench import PAGE_TOKENS, Disk, count, fault_env, flush, store_flags, wait_for_memory
 from support.waiting import wait_until
+from support.workloads.exchanges import Exchange, ask_at_once
 
 pytestmark = pytest.mark.server
 
@@ -107,14 +107,9 @@ def test_thoughts_that_retract_each_other(thought: Thought) -> None:
     """Three do not fit: one is retracted, goes on later, and its prompt has lost a page meanwhile."""
     tokens = (POOL_TOKENS - len(thought.prompt)) // 3 + 50
 
-    def think(_: int) -> tuple[list[int], int]:
-        # Not ``ignore_eos``, for which sglang reserves the whole answer from 0.5.22 on; a thought ends later.
-        reply = thought.server.generate(thought.prompt, max_new_tokens=tokens)
-        return reply["output_ids"], reply["meta_info"]["num_retractions"]
-
     flush(thought.server)
     lose(thought.pages[3])
-    with ThreadPoolExecutor(3) as pool:
-        together = list(pool.map(think, range(3)))
-    assert all(found == thought.tokens[:tokens] for found, _ in together)
-    assert sum(retractions for _, retractions in together) > 0
+    exchange = Exchange(tuple(thought.prompt), tuple(thought.tokens[:tokens]))
+    together = ask_at_once(thought.server, [exchange] * 3)
+    assert all(reply["output_ids"] == thought.tokens[:tokens] for reply in together)
+    assert sum(reply["meta_info"]["num_retractions"] for reply in together) > 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from support.servers import ServerProcess
 
@@ -55,6 +56,17 @@ def ask(server: ServerProcess, prompt: Sequence[int], answer_tokens: int) -> dic
     # The models have no end token. ``ignore_eos`` would keep them from being retracted: from 0.5.22 on sglang
     # reserves the whole answer of a request that sets it.
     return server.generate(prompt, max_new_tokens=answer_tokens)
+
+
+def ask_at_once(server: ServerProcess, exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
+    """All in one request: on a busy machine threads come too far apart to overfill a pool together."""
+    lengths = [{"temperature": 0, "max_new_tokens": len(exchange.answer)} for exchange in exchanges]
+    prompts = [list(exchange.prompt) for exchange in exchanges]
+    # Without ``ignore_eos``: see ``ask``.
+    replies: list[dict[str, Any]] = server.post(
+        "/generate", {"input_ids": prompts, "sampling_params": lengths}
+    )
+    return replies
 
 
 def record_exchanges(server: ServerProcess, *, every: int = 1, seed: int = 0) -> list[Exchange]:
@@ -109,7 +121,16 @@ def record_exchanges(server: ServerProcess, *, every: int = 1, seed: int = 0) ->
 def replay(server: ServerProcess, exchanges: Sequence[Exchange], *, concurrency: int) -> Replay:
     """Sends the exchanges' prompts and compares what comes back."""
     with ThreadPoolExecutor(concurrency) as pool:
-        replies = list(pool.map(lambda e: ask(server, e.prompt, len(e.answer)), exchanges))
+        return compared(exchanges, list(pool.map(lambda e: ask(server, e.prompt, len(e.answer)), exchanges)))
+
+
+def replay_long_answers_at_once(server: ServerProcess, exchanges: Sequence[Exchange]) -> Replay:
+    """They do not fit: some of them are retracted."""
+    long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
+    return compared(long, ask_at_once(server, long))
+
+
+def compared(exchanges: Sequence[Exchange], replies: Sequence[Mapping[str, Any]]) -> Replay:
     hits: Counter[str] = Counter()
     for reply in replies:
         details = reply["meta_info"]["cached_tokens_details"] or {}
