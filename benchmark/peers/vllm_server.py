@@ -26,7 +26,6 @@ from support.servers import free_port
 
 START_SECONDS = 900.0
 ENV = {
-    "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # its route that empties the cache
@@ -53,7 +52,7 @@ class Vllm(Served):
 
 
 @contextmanager
-def vllm(model: Path, pool: int, *, has_lmcache: bool) -> Iterator[Vllm]:
+def vllm(model: Path, pool: int, *, has_lmcache: bool, threads: int = 1) -> Iterator[Vllm]:
     port, name = free_port(), f"peer-{uuid.uuid4().hex}"
     flags = [
         *("--dtype", "float32", "--block-size", str(PAGE), "--max-model-len", str(context(pool))),
@@ -75,7 +74,7 @@ def vllm(model: Path, pool: int, *, has_lmcache: bool) -> Iterator[Vllm]:
         words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
         url = f"http://127.0.0.1:{port}"
-        log, pid = stack.enter_context(running(words, f"{url}/health"))
+        log, pid = stack.enter_context(running(words, f"{url}/health", threads))
         models = httpx.get(f"{url}/v1/models", timeout=60).json()
         assert models["data"][0]["id"] == name, "another server answers on this port"
         tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
@@ -104,14 +103,13 @@ def token_bytes(config: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def running(words: Sequence[str], health: str) -> Iterator[tuple[Path, int]]:
+def running(words: Sequence[str], health: str, threads: int = 1) -> Iterator[tuple[Path, int]]:
     """A process that answers at ``health``, ended with its family; its log and its pid."""
+    env = {**os.environ, **ENV, "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as stream:
-            process = subprocess.Popen(
-                words, env={**os.environ, **ENV}, stdout=stream, stderr=stream, start_new_session=True
-            )
+            process = subprocess.Popen(words, env=env, stdout=stream, stderr=stream, start_new_session=True)
         try:
             wait(process, health, log)
             yield log, process.pid

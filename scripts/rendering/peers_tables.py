@@ -263,47 +263,6 @@ def peers_whole_model() -> str:
     return f"{sum(same)} of {len(same)}"
 
 
-_TIMED = {
-    "computed_tokens": "tokens",
-    "ttft_mean": "first token, mean",
-    "ttft_p50": "p50",
-    "ttft_p95": "p95",
-    "seconds": "all requests",
-    "cpu_seconds": "CPU time",
-    "memory_bytes": "memory",
-}
-
-
-def peers_seconds(what: str | None = None, arm: str = "ours") -> str:
-    """The whole model, shared documents: what ours takes over what stock sglang takes, seed by seed.
-
-    Args:
-        what: a key of ``_TIMED``; None for the table of all.
-        arm: "ours", or "ours (no scores)".
-    """
-    if what is not None:
-        return _each(_timed(what, arm))
-    lines = [
-        [name, str(len(_timed("seconds", name))), *(_each(_timed(what, name)) for what in _TIMED)]
-        for name in ("ours", "ours (no scores)")
-    ]
-    return _table(["arm", "seeds", *_TIMED.values()], lines)
-
-
-def peers_took(arm: str) -> str:
-    """Seconds of all requests, seed by seed, of the whole model and the shared documents."""
-    rows = _rows("documents", arm, layers=0)
-    return " and ".join(
-        f"{rows[seed]['seconds']:.0f}" for seed in sorted(rows) if "cpu_seconds" in rows[seed]
-    )
-
-
-def _timed(what: str, arm: str) -> list[float]:
-    own, beside = (_rows("documents", name, layers=0) for name in (arm, "stock sglang"))
-    seeds = (seed for seed in sorted(own) if seed in beside and "cpu_seconds" in own[seed])
-    return [own[seed][what] / beside[seed][what] for seed in seeds]
-
-
 def peers_equal_answers() -> str:
     """Of requests to other servers with the same slice of the model, how many got stock sglang's text."""
     same = asked = 0

@@ -1,0 +1,84 @@
+"""Seconds of ours over a peer's, request for request, of ``benchmark/results/peers_side_by_side.json``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmark.intervals import interval
+from benchmark.serving.measured import table
+from scripts.rendering.figures import results
+
+_Row = Mapping[str, Any]
+_STOCK, _OURS = "stock sglang", "ours"
+
+
+def _same_computed(value: str) -> Callable[[_Row, _Row], float]:
+    """Of the requests of which both computed as many tokens: what the policy itself costs."""
+
+    def ratio(own: _Row, peer: _Row) -> float:
+        same = [
+            number
+            for number, (one, other) in enumerate(zip(own["computed"], peer["computed"], strict=True))
+            if one == other
+        ]
+        return sum(own[value][number] for number in same) / sum(peer[value][number] for number in same)
+
+    return ratio
+
+
+def _sum(value: str) -> Callable[[_Row, _Row], float]:
+    return lambda own, peer: sum(own[value]) / sum(peer[value])
+
+
+_RATIOS = {
+    "computed": _sum("computed"),
+    "first token": _sum("first_token"),
+    "whole answer": _sum("answered"),
+    "first token where both computed as much": _same_computed("first_token"),
+    "CPU time": lambda own, peer: own["cpu_seconds"] / peer["cpu_seconds"],
+    "memory": lambda own, peer: own["memory_bytes"] / peer["memory_bytes"],
+}
+
+
+def _pairs(peer: str) -> dict[tuple[str, float], dict[int, tuple[_Row, _Row]]]:
+    """Ours and the peer's that stood beside it, by workload and size of the pool, by seed."""
+    found: dict[tuple[str, float], dict[int, dict[str, _Row]]] = defaultdict(lambda: defaultdict(dict))
+    for row in results("peers_side_by_side")["rows"]:
+        if row["beside"] == sorted((_OURS, peer)):
+            found[row["workload"], row["share"]][row["seed"]][row["arm"]] = row
+    return {
+        key: {seed: (arms[_OURS], arms[peer]) for seed, arms in by_seed.items()}
+        for key, by_seed in found.items()
+    }
+
+
+def _cell(pairs: Mapping[int, tuple[_Row, _Row]], what: str, form: str = ".2f") -> str:
+    mean, low, high = interval([_RATIOS[what](own, peer) for own, peer in pairs.values()])
+    return f"{mean:{form}} ({low:{form}} to {high:{form}})" if len(pairs) > 1 else f"{mean:{form}}"
+
+
+def side_by_side(workload: str, what: str, share: float = 0.25, peer: str = _STOCK) -> str:
+    """Ours over a peer's: mean of the seeds with its 95 % interval.
+
+    Args:
+        what: a column of the table.
+    """
+    return _cell(_pairs(peer)[workload, share], what)
+
+
+def side_by_side_table(peer: str = _STOCK) -> str:
+    lines = []
+    for (workload, share), pairs in _pairs(peer).items():
+        requests = sum(own["requests"] for own, _ in pairs.values())
+        room = "everything fits" if share > 1 else f"pool {share:g}"
+        cells = [_cell(pairs, what) for what in _RATIOS]
+        lines.append([f"{workload}, {room}", str(len(pairs)), f"{requests:,}", *cells])
+    return table(["workload", "seeds", "requests", *_RATIOS], lines)
+
+
+def side_by_side_same_texts() -> str:
+    """Of the requests, how many got the same text from ours and stock's."""
+    own = [own for pairs in _pairs(_STOCK).values() for own, _ in pairs.values()]
+    return f"{sum(row['same_text'] for row in own):,} of {sum(row['requests'] for row in own):,}"

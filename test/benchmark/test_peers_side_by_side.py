@@ -1,0 +1,43 @@
+"""Requests that go to servers side by side: each to all, and who is asked first changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from benchmark.peers import side_by_side
+from benchmark.peers.workloads import Sent
+
+REQUESTS = [Sent(session=number, ids=[number] * (number + 4)) for number in range(6)]
+
+
+def test_each_request_goes_to_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def ask(client: Any, served: Any, ids: list[int], session: str | None) -> dict[str, Any]:
+        asked.append((served.url, ids[0]))
+        return {"ttft": 0.5, "cached": 3, "text": f"{ids[0]}" if ids[0] else served.url}
+
+    monkeypatch.setattr(side_by_side, "ask", ask)
+    monkeypatch.setattr(side_by_side, "SETTLES", 0)
+    servers: Any = {
+        arm: SimpleNamespace(url=arm, flags=[], cpu_seconds=lambda: 1.0, memory_bytes=lambda: 2)
+        for arm in ("ours", "stock sglang")
+    }
+    ours, stock = side_by_side.rows_of(servers, REQUESTS, "")
+    assert sorted(asked) == [(arm, number) for arm in sorted(servers) for number in range(len(REQUESTS))]
+    assert [number for _, number in asked[::2]] == [number for _, number in asked[1::2]]
+    assert Counter(arm for arm, _ in asked[::2]) == {"ours": 3, "stock sglang": 3}
+    assert ours["computed"] == stock["computed"] == [len(request.ids) - 3 for request in REQUESTS]
+    assert stock["same_text"] == len(REQUESTS) - 1
+
+
+@pytest.mark.parametrize("arm", ["ours (told)", "ours + store", "vLLM + LMCache"])
+def test_who_cannot_stand_beside_others_is_refused_in_one_line(arm: str) -> None:
+    with pytest.raises(typer.BadParameter, match="does not stand beside others"):
+        side_by_side.started(arm, Path("model"), 4_096)
