@@ -22,6 +22,8 @@ LMCACHE = "lmcache==0.5.6"
 NOT_BY_LMCACHE = (*NOT_TAKEN, "transformers", "huggingface_hub", "setuptools", "setuptools_scm", "pytest")
 NOT_BY_LMCACHE += ("cupy-cuda13x", "cuda-python", "cufile-python", "nvtx", "google-cloud-bigtable")
 """Its requirements without those that vLLM has brought, and those of GPUs and of a store that is not used."""
+DATASETS = "datasets==4.4.1"
+"""What ``sglang.bench_serving`` imports, for pictures, and sglang does not bring."""
 WANTED = """
 import re
 from importlib.metadata import requires
@@ -39,6 +41,11 @@ def vllm_python() -> Path:
 def lmcache_python() -> Path:
     """The same for LMCache's environment, which has vLLM in it."""
     return made("lmcache", LMCACHE, NOT_BY_LMCACHE, "0.5 GB, some minutes", upon=vllm_python())
+
+
+def harness_packages() -> Path:
+    """Folder with what ``sglang.bench_serving`` lacks beside the packages of this interpreter."""
+    return packages_of(made("harness", DATASETS, NOT_TAKEN, "0.2 GB, a minute", upon=Path(sys.executable)))
 
 
 def made(name: str, pin: str, left_out: Sequence[str], told: str, *, upon: Path | None = None) -> Path:

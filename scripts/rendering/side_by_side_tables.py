@@ -42,14 +42,14 @@ _RATIOS = {
 }
 
 
-def _pairs(peer: str) -> dict[tuple[str, float], dict[int, tuple[_Row, _Row]]]:
+def _pairs(peer: str, own: str = _OURS) -> dict[tuple[str, float], dict[int, tuple[_Row, _Row]]]:
     """Ours and the peer's that stood beside it, by workload and size of the pool, by seed."""
     found: dict[tuple[str, float], dict[int, dict[str, _Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in results("peers_side_by_side")["rows"]:
-        if row["beside"] == sorted((_OURS, peer)):
+        if row["beside"] == sorted((own, peer)):
             found[row["workload"], row["share"]][row["seed"]][row["arm"]] = row
     return {
-        key: {seed: (arms[_OURS], arms[peer]) for seed, arms in by_seed.items()}
+        key: {seed: (arms[own], arms[peer]) for seed, arms in by_seed.items()}
         for key, by_seed in found.items()
     }
 
@@ -68,13 +68,15 @@ def side_by_side(workload: str, what: str, share: float = 0.25, peer: str = _STO
     return _cell(_pairs(peer)[workload, share], what)
 
 
-def side_by_side_table(peer: str = _STOCK) -> str:
+def side_by_side_table() -> str:
+    """Ours over stock's, without and with a host tier."""
     lines = []
-    for (workload, share), pairs in _pairs(peer).items():
-        requests = sum(own["requests"] for own, _ in pairs.values())
-        room = "everything fits" if share > 1 else f"pool {share:g}"
-        cells = [_cell(pairs, what) for what in _RATIOS]
-        lines.append([f"{workload}, {room}", str(len(pairs)), f"{requests:,}", *cells])
+    for peer, own, tiers in ((_STOCK, _OURS, ""), ("stock + HiCache", "ours + HiCache", ", a host tier too")):
+        for (workload, share), pairs in _pairs(peer, own).items():
+            requests = sum(row["requests"] for row, _ in pairs.values())
+            room = "everything fits" if share > 1 else "a quarter fits"
+            cells = [_cell(pairs, what) for what in _RATIOS]
+            lines.append([f"{workload}, {room}{tiers}", str(len(pairs)), f"{requests:,}", *cells])
     return table(["workload", "seeds", "requests", *_RATIOS], lines)
 
 
@@ -82,3 +84,34 @@ def side_by_side_same_texts() -> str:
     """Of the requests, how many got the same text from ours and stock's."""
     own = [own for pairs in _pairs(_STOCK).values() for own, _ in pairs.values()]
     return f"{sum(row['same_text'] for row in own):,} of {sum(row['requests'] for row in own):,}"
+
+
+_REPORTED = {
+    "computed": "prompt tokens computed",
+    "mean_ttft_ms": "first token, mean",
+    "median_ttft_ms": "p50",
+    "p99_ttft_ms": "p99",
+    "total_throughput": "throughput",
+}
+
+
+def bench_serving(value: str) -> str:
+    """Ours over stock's under the load of ``sglang.bench_serving``: mean of the seeds with its interval.
+
+    Args:
+        value: a key of ``_REPORTED``.
+    """
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in results("peers_bench_serving")["rows"]:
+        reported = row | {"computed": row["total_prompt_tokens"] - row["total_cached_tokens"]}
+        found[row["seed"]][row["arm"]] = reported[value]
+    mean, low, high = interval([arms[_OURS] / arms[_STOCK] for arms in found.values()])
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
+
+
+def bench_serving_table() -> str:
+    rows = results("peers_bench_serving")["rows"]
+    seeds = {row["seed"] for row in rows}
+    requests = sum(row["completed"] for row in rows if row["arm"] == _OURS)
+    cells = [bench_serving(value) for value in _REPORTED]
+    return table(["seeds", "requests", *_REPORTED.values()], [[str(len(seeds)), str(requests), *cells]])
