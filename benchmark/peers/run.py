@@ -105,6 +105,11 @@ def ask(client: httpx.Client, served: Served, ids: list[int], session: str | Non
     return {"ttft": first, "cached": details.get("cached_tokens") or 0, "text": text}
 
 
+def close_session(client: httpx.Client, served: Served, session: str) -> None:
+    """Tells the server that nobody will go on with it."""
+    client.post(f"{served.url}/close_session", json={"session_id": session}).raise_for_status()
+
+
 def send(served: Served, requests: list[Sent], clients: int, title: str, tells: bool) -> list[dict[str, Any]]:
     """Closed loop: each client takes the next request, and waits for the one before it of its session.
 
@@ -126,9 +131,8 @@ def send(served: Served, requests: list[Sent], clients: int, title: str, tells: 
         session = str(request.session) if tells else None
         try:
             answer = ask(client, served, request.ids, session)
-            if tells and request.is_last:
-                close = client.post(f"{served.url}/close_session", json={"session_id": session})
-                close.raise_for_status()
+            if session is not None and request.is_last:
+                close_session(client, served, session)
             return answer
         finally:
             done[number].set()

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.peers.arms import ARMS
-from benchmark.peers.run import ask, kept_workload
+from benchmark.peers.run import ask, close_session, kept_workload
 from benchmark.peers.served import Served
 from benchmark.peers.sglang_server import sglang
 from benchmark.peers.vllm_server import vllm
@@ -47,7 +47,7 @@ def started(arm: str, model: Path, pool: int) -> AbstractContextManager[Served]:
     if arm == "vLLM":
         return vllm(model, pool, has_lmcache=False, threads=os.cpu_count() or 1)
     flags = ARMS[arm].flags
-    if flags is None or ARMS[arm].tells or ARMS[arm].tiers == "storage":
+    if flags is None or ARMS[arm].tiers == "storage":
         raise typer.BadParameter(f"{arm} does not stand beside others here")
     return sglang((*flags, *SLEEPS), model, pool, has_store=False)
 
@@ -60,10 +60,13 @@ def send(servers: Mapping[str, Served], requests: list[Sent], title: str) -> dic
         for number, request in enumerate(track(requests, description=title)):
             first = number % len(names)
             for arm in names[first:] + names[:first]:
+                session = str(request.session) if ARMS[arm].tells else None
                 time.sleep(SETTLES)
                 start = time.perf_counter()
-                answer = ask(client, servers[arm], request.ids, None)
+                answer = ask(client, servers[arm], request.ids, session)
                 answers[arm].append(answer | {"seconds": time.perf_counter() - start})
+                if session is not None and request.is_last:
+                    close_session(client, servers[arm], session)
     return answers
 
 

@@ -13,7 +13,7 @@ import typer
 from benchmark.peers import side_by_side
 from benchmark.peers.workloads import Sent
 
-REQUESTS = [Sent(session=number, ids=[number] * (number + 4)) for number in range(6)]
+REQUESTS = [Sent(session=number, ids=[number] * (number + 4), is_last=number == 4) for number in range(6)]
 
 
 def test_each_request_goes_to_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,17 +27,22 @@ def test_each_request_goes_to_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(side_by_side, "SETTLES", 0)
     servers: Any = {
         arm: SimpleNamespace(url=arm, flags=[], cpu_seconds=lambda: 1.0, memory_bytes=lambda: 2)
-        for arm in ("ours", "stock sglang")
+        for arm in ("ours (told)", "stock sglang")
     }
+    closed: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        side_by_side, "close_session", lambda client, served, session: closed.append((served.url, session))
+    )
     ours, stock = side_by_side.rows_of(servers, REQUESTS, "")
     assert sorted(asked) == [(arm, number) for arm in sorted(servers) for number in range(len(REQUESTS))]
     assert [number for _, number in asked[::2]] == [number for _, number in asked[1::2]]
-    assert Counter(arm for arm, _ in asked[::2]) == {"ours": 3, "stock sglang": 3}
+    assert Counter(arm for arm, _ in asked[::2]) == {"ours (told)": 3, "stock sglang": 3}
     assert ours["computed"] == stock["computed"] == [len(request.ids) - 3 for request in REQUESTS]
+    assert closed == [("ours (told)", "4")]
     assert stock["same_text"] == len(REQUESTS) - 1
 
 
-@pytest.mark.parametrize("arm", ["ours (told)", "ours + store", "vLLM + LMCache"])
+@pytest.mark.parametrize("arm", ["ours + store", "vLLM + LMCache"])
 def test_who_cannot_stand_beside_others_is_refused_in_one_line(arm: str) -> None:
     with pytest.raises(typer.BadParameter, match="does not stand beside others"):
         side_by_side.started(arm, Path("model"), 4_096)
