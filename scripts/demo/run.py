@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 # ruff: noqa: E402
 from demo.agents import load
-from demo.served import NotServed, Server
+from demo.served import OWN_FLAGS, NotServed, Server
 from demo.stock import OURS, NotRecorded, lru_hit_tokens
 from rich.progress import track
 
@@ -39,8 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--keep", action="store_true", help="goes on serving behind the load, until Ctrl-C")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="takes pictures of the live page")
+    parser.add_argument("--port", type=int, help="of the server and its live page; a free one without it")
     arguments, flags = parser.parse_known_args()
-    server = Server("--model", MODEL, "--max-total-tokens", str(POOL_TOKENS), *flags)
+    for flag in flags:
+        if flag.partition("=")[0] in OWN_FLAGS:
+            parser.error(f"{flag} is the demonstration's own: leave it out, or use scripts/serve.sh")
+    pool = ("--max-total-tokens", str(POOL_TOKENS))
+    server = Server("--model", MODEL, *pool, *flags, port=arguments.port)
     if "SERVE_DRY_RUN" in os.environ:
         sys.exit(subprocess.run(server.command, check=False).returncode)
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT is ignored behind a shell's `&`

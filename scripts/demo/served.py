@@ -23,6 +23,8 @@ STOP_SECONDS = 20.0
 PR_SET_PDEATHSIG = 1
 WITHOUT_HOST_TIER = "enable-hierarchical-cache: false\n"
 """What is hit is then hit on the device, which is all that the shadow of stock knows."""
+OWN_FLAGS = ("--config", "--host", "--kv-importance-trace", "--served-model-name")
+"""By which the server is found and its recording read: another value would be waited for in vain."""
 
 
 class NotServed(Exception):
@@ -33,13 +35,14 @@ class Server:
     """Ready when the context is entered; ended, with every process of it, when it is left.
 
     Args:
-        flags: of ``scripts/serve.sh``; those that follow later win.
+        flags: of ``scripts/serve.sh`` but for ``OWN_FLAGS``; those that follow later win.
+        port: a free one where none is named.
 
     Attributes:
         recording: folder of ``--kv-importance-trace``.
     """
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, port: int | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="demo-")
         folder = Path(self._folder.name)
         self.recording = folder / "recording"
@@ -47,7 +50,7 @@ class Server:
         config = folder / "server.yaml"
         config.write_text(WITHOUT_HOST_TIER)
         self._name = f"demo-{uuid.uuid4().hex[:8]}"  # tells it from another server on the same port
-        port = free_port()
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._client = httpx.Client(base_url=self.url, timeout=START_SECONDS, trust_env=False)
         self.command = [

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from demo.agents import TASKS, load
+from demo.served import OWN_FLAGS, Server
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240
@@ -48,6 +49,23 @@ def test_a_dry_run_prints_the_servers_command(scripts: Any) -> None:
     assert words[words.index("--model-path") + 1].endswith("smollm2")
     assert words[words.index("--page-size") + 1] == "32"
     assert "--enable-hierarchical-cache" not in words  # stock's shadow knows the device alone
+
+
+def test_it_waits_for_its_server_on_the_port_that_it_is_given(scripts: Any) -> None:
+    done = scripts.run("demo.sh", "--port", "31000", env={"SERVE_DRY_RUN": "1"})
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--port"] == ["31000"]
+    assert Server(port=31000).url == "http://127.0.0.1:31000"
+
+
+@pytest.mark.parametrize("flag", [*OWN_FLAGS, "--host=0.0.0.0"])
+def test_what_it_would_wait_for_in_vain_is_refused_in_one_line(scripts: Any, flag: str) -> None:
+    done = scripts.run("demo.sh", flag, "x", env={"SERVE_DRY_RUN": "1"})
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        f"{flag} is the demonstration's own: leave it out, or use scripts/serve.sh"
+    )
 
 
 @pytest.mark.nightly
