@@ -35,10 +35,12 @@ class Arm:
         """Whether a prompt changes how later ones are treated, beyond what is cached."""
         return self.flags is not None and "--kv-policy" in self.flags
 
-    def started(self, model: Path, pool: int) -> AbstractContextManager[Served]:
+    def started(
+        self, model: Path, pool: int, *, sglang_flags: tuple[str, ...] = (), vllm_threads: int = 1
+    ) -> AbstractContextManager[Served]:
         if self.flags is None:
-            return vllm(model, pool, has_lmcache=self.has_lmcache)
-        return sglang(self.flags, model, pool, has_store=self.tiers == "storage")
+            return vllm(model, pool, has_lmcache=self.has_lmcache, threads=vllm_threads)
+        return sglang((*self.flags, *sglang_flags), model, pool, has_store=self.tiers == "storage")
 
 
 ARMS = {
@@ -46,7 +48,6 @@ ARMS = {
     "vLLM": Arm("device", None),
     "ours": Arm("device", OURS),
     "ours (told)": Arm("device", OURS, tells=True),
-    "ours (no scores)": Arm("device", (*OURS, "--kv-importance-source", "none")),
     "observe": Arm("device", ("--kv-policy", "observe")),
     "stock + HiCache": Arm("host", HICACHE),
     "vLLM + LMCache": Arm("host", None, has_lmcache=True),

@@ -27,16 +27,13 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.peers.arms import ARMS
-from benchmark.peers.run import ask, close_session, kept_workload
+from benchmark.peers.run import SECONDS, ask, close_session, kept_workload
 from benchmark.peers.served import Served
-from benchmark.peers.sglang_server import sglang
-from benchmark.peers.vllm_server import vllm
 from benchmark.peers.workloads import UNIQUE, Sent, Texts
 from benchmark.results import RESULTS, rows_so_far, write_results
 
 from support import warm_start
 
-SECONDS = 1800.0
 SETTLES = 0.05
 """Seconds between an answer and the next request: what a server does behind its answer is its own time."""
 SLEEPS = ("--sleep-on-idle",)
@@ -44,12 +41,9 @@ SLEEPS = ("--sleep-on-idle",)
 
 def started(arm: str, model: Path, pool: int) -> AbstractContextManager[Served]:
     """A server that has the machine's cores to itself while it is asked."""
-    if arm == "vLLM":
-        return vllm(model, pool, has_lmcache=False, threads=os.cpu_count() or 1)
-    flags = ARMS[arm].flags
-    if flags is None or ARMS[arm].tiers == "storage":
-        raise typer.BadParameter(f"{arm} does not stand beside others here")
-    return sglang((*flags, *SLEEPS), model, pool, has_store=False)
+    if arm not in ARMS:
+        raise typer.BadParameter(f"no arm is called '{arm}': choose from {', '.join(ARMS)}")
+    return ARMS[arm].started(model, pool, sglang_flags=SLEEPS, vllm_threads=os.cpu_count() or 1)
 
 
 def send(servers: Mapping[str, Served], requests: list[Sent], title: str) -> dict[str, list[dict[str, Any]]]:

@@ -42,7 +42,6 @@ def test_each_request_goes_to_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert stock["same_text"] == len(REQUESTS) - 1
 
 
-@pytest.mark.parametrize("arm", ["ours + store", "vLLM + LMCache"])
-def test_who_cannot_stand_beside_others_is_refused_in_one_line(arm: str) -> None:
-    with pytest.raises(typer.BadParameter, match="does not stand beside others"):
-        side_by_side.started(arm, Path("model"), 4_096)
+def test_an_arm_that_there_is_not_is_refused_in_one_line() -> None:
+    with pytest.raises(typer.BadParameter, match="no arm is called 'mine': choose from stock sglang, "):
+        side_by_side.started("mine", Path("model"), 4_096)
