@@ -177,7 +177,6 @@ _SCHEDULER = (
     Metric("pages_load_seconds_total", "Time that attention waited for copies from the host, in seconds"),
     # ---- audits of chosen pages ----
     Metric("page_audits_total", "Choices of pages that were compared with exact attention"),
-    Metric("page_audits_failed_total", "Of these, those that missed too much: the exact output was used"),
     Metric("page_audit_missed_mass_total", "Share of attention outside the chosen pages, summed over audits"),
     Metric(
         "page_audit_missed_page_total",

@@ -33,7 +33,6 @@ from sgl_importance_lab.agree.agreement import Step, kl
 from sgl_importance_lab.agree.forced_answer import LEAD, processor_text, without_lead
 from sgl_importance_lab.study.statistics import mean_of, ratio_of
 
-from support.config_file import config_flags
 from support.python_path import python_path
 from support.served import script_server
 from support.servers import ServerProcess
@@ -115,7 +114,7 @@ def main(
     flags = (
         *("--kv-policy", "importance", "--kv-importance-source", "none", "--kv-residency", "tiered"),
         *("--kv-sparse-selector", "bits", "--kv-sparse-budget", str(share), "--kv-sparse-min-context", "0"),
-        *("--kv-sparse-audit-interval", "1", *config_flags(sparse={"audit_missed_page": 1.0})),
+        *("--kv-sparse-audit-interval", "1"),
         *("--max-total-tokens", str(2 * max(sizes)), "--kv-device-tokens", str(max(sizes))),
         *("--page-size", str(PAGE), "--max-running-requests", "2"),
         *("--enable-custom-logit-processor", "--disable-overlap-schedule"),

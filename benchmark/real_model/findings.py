@@ -98,7 +98,7 @@ STUDIES: Mapping[str, Sequence[str]] = {
     "h3": ("h3", "long"),
 }
 MIN_QUERIES = {"h1": 8, "h2": 8, "sensitivity": 8}
-PAGE_POLICIES = "lru,bucketed_lru,lfu,ema,importance,random,belady"
+PAGE_POLICIES = "lru,lfu,ema,importance,random,belady"
 
 
 def requests_of(traffic: Traffic, tokenizer: Tokenizer) -> list[WorkloadRequest]:

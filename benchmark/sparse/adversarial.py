@@ -1,10 +1,10 @@
-"""When are answers from chosen pages wrong, how sure is the model then, and what do audits save?
+"""When are answers from chosen pages wrong, how sure is the model then, and what do audits see?
 
     python benchmark/sparse/adversarial.py
 
 The embedded model, served. The document is read exactly; everything behind it, the question too, is forced
 upon the model token by token as if it had generated it, so that each token chooses its pages alone and audits
-can act before the answer. Then one token is free: the value that was asked for. Cases:
+see each. Then one token is free: the value that was asked for. Cases:
 
 - ``plain``: records scattered among filler;
 - ``crowded``: the record lies in a run of records, so that its page has more names than vectors kept of it;
@@ -44,7 +44,6 @@ from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 from sgl_importance_lab.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER, piece_ids
 from sgl_importance_lab.probe.vocabulary import INSTRUCTION, NAMES, QUESTION, held_out_values, name_piece
 
-from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -54,9 +53,10 @@ PREFIX = (BEGIN, SYSTEM, *INSTRUCTION, USER)
 MENTIONS = 16
 LATE_TOKENS = 2000
 AT_A_TIME = 4
+MODE = "none"
+"""Of rows: others, of audits that changed budgets, are from when servers had such."""
 SECONDS = 3600.0
 """For an answer: late ones are long, and the machine may be shared."""
-MODES = ("none", "audit")
 
 
 @dataclass(frozen=True)
@@ -202,17 +202,14 @@ def summary(asked: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("missed_mass", "missed_page", "output_error"):
             found = [each[name] for each in those if each[name] is not None]
             row[f"{name}_{label}"] = mean(found)
-    row["failed_audits"] = mean([each["failed_audits"] for each in asked])
     return row
 
 
 def main(
     selectors: Annotated[str, typer.Option(help="Separated by commas.")] = SELECTORS,
     cases: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(CASES),
-    modes: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(MODES),
     length: Annotated[int, typer.Option(help="Tokens of a document; middle has twice as many.")] = 8000,
     budget: Annotated[float, typer.Option(help="As --kv-sparse-budget.")] = 0.05,
-    missed_page: Annotated[float, typer.Option(help="Above which an audit fails.")] = 0.2,
     n: Annotated[int, typer.Option(help="Questions of a case.")] = 20,
     late_n: Annotated[int, typer.Option(help="Questions of the case late.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
@@ -220,11 +217,8 @@ def main(
     path = out or RESULTS / "pages_adversarial.json"
     rows = rows_so_far(path)
     done = {(row["selector"], row["mode"], row["case"]) for row in rows}
-    bounds = {"none": (), "audit": config_flags(sparse={"audit_missed_page": missed_page})}
-    arms = [(selector, mode) for mode in modes.split(",") for selector in selectors.split(",")]
-    arms.insert(0, ("all", "none"))
-    for selector, mode in arms:
-        missing = [name for name in cases.split(",") if (selector, mode, name) not in done]
+    for selector in ("all", *selectors.split(",")):
+        missing = [name for name in cases.split(",") if (selector, MODE, name) not in done]
         if not missing:
             continue
         flags = (
@@ -233,7 +227,7 @@ def main(
             *("--kv-sparse-budget", str(budget), "--max-running-requests", str(AT_A_TIME)),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
             "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind
-            *("--kv-sparse-audit-interval", "1", *bounds[mode]),
+            *("--kv-sparse-audit-interval", "1"),
         )
         with script_server(*flags, model=checkpoint_path()) as server:
             for name in missing:
@@ -243,9 +237,9 @@ def main(
                 server.post("/generate", document)  # once for all questions
                 with ThreadPoolExecutor(AT_A_TIME) as pool:
                     answers = pool.map(partial(ask, server, case, exact=selector == "all"), case.answers)
-                    label = f"{selector} {mode} {name}"
+                    label = f"{selector} {name}"
                     asked = list(track(answers, total=len(case.answers), description=label))
-                rows.append({"selector": selector, "mode": mode, "case": name, **summary(asked)})
+                rows.append({"selector": selector, "mode": MODE, "case": name, **summary(asked)})
                 write_results("pages_adversarial", rows, out=path)
     print_rows("When answers from chosen pages are wrong", rows)
 

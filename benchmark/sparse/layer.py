@@ -95,9 +95,7 @@ class Layer:
 
     def _chooser(self, representations: Representations) -> PageChooser:
         rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
-        return PageChooser(
-            representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
-        )
+        return PageChooser(representations, PAGE, rule, self.slots.traffic)
 
     def upstream(self, query: torch.Tensor) -> torch.Tensor:
         output = torch.empty_like(query)

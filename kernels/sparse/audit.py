@@ -19,13 +19,11 @@ class Audit:
         missed_mass: share of its attention outside the pages that it read, mean over heads, from 0 to 1.
         missed_page: largest share of a head's attention that one page has which was not read, from 0 to 1.
         output_error: length of the difference between its output and the exact one, in lengths of that.
-        exact: attention to all pages.
     """
 
     missed_mass: float
     missed_page: float
     output_error: float
-    exact: PartialAttention
 
 
 def audit(
@@ -72,5 +70,4 @@ def audit(
         missed_mass=float(missed.sum(dim=1).mean()),
         missed_page=float(missed.amax()) if missed.numel() else 0.0,
         output_error=float(difference),
-        exact=exact,
     )

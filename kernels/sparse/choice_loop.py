@@ -19,8 +19,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 @njit(
-    "void(float32[:,:,::1], int64[:,::1], boolean[:,::1], boolean[:,::1], int64[:,::1], float32[:,::1],"
-    " int64[:,::1], float32[:,::1])",
+    "void(float32[:,:,::1], int64[:,::1], boolean[:,::1], boolean[:,::1], int64[:,::1], int64[:,::1],"
+    " float32[:,::1])",
     **_OPTIONS,
 )
 def _choose_rows(
@@ -29,7 +29,6 @@ def _choose_rows(
     is_before: Flags,
     is_forced: Flags,
     count: Numbers,
-    bonus: Floats,
     chosen: Numbers,
     shares: Floats,
 ) -> None:
@@ -41,7 +40,6 @@ def _choose_rows(
         is_before: whether there is a page before the last, likewise.
         is_forced: whether it is read whatever the budget, likewise.
         count: pages before the last that may be read, [rows, 1].
-        bonus: what is added to the logarithm of a page's share, [rows, most pages], or [rows, 0] for nothing.
         chosen: results, [rows, most chosen].
         shares: results, likewise.
     """
@@ -64,7 +62,7 @@ def _choose_rows(
             scores[page] = np.inf  # behind all others: they are sorted upwards
             if is_before[row, page]:
                 num_before += 1
-                scores[page] = -largest[page] - (bonus[row, page] if bonus.shape[1] else np.float32(0.0))
+                scores[page] = -largest[page]
                 if is_forced[row, page]:
                     scores[page] = -np.inf
         num_chosen = min(count[row, 0], num_before, chosen.shape[1])
@@ -80,8 +78,6 @@ def choose_pages(
     logits: torch.Tensor,
     contexts: Contexts,
     rule: ChoiceRule,
-    *,
-    bonus: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``page_choice.choose_pages``, arguments and results, on a CPU."""
     limits, rows = contexts.limits(rule), len(logits)
@@ -93,7 +89,6 @@ def choose_pages(
         limits.is_before.numpy(),
         limits.is_forced.numpy(),
         limits.count.numpy(),
-        (torch.empty(rows, 0) if bonus is None else bonus).numpy(),
         chosen.numpy(),
         shares.numpy(),
     )

@@ -19,13 +19,10 @@ class ChoiceRule:
     Attributes:
         sink_tokens: first tokens of a context; their pages are always read.
         window_tokens: last tokens of a context, likewise.
-        resident_bias: a resident page's share counts (1 + this)-fold; above 0, answers depend on what is
-            resident.
     """
 
     sink_tokens: int
     window_tokens: int
-    resident_bias: float = 0.0
 
     def num_sinks(self, page_size: int) -> int:
         """First pages that are always read."""
@@ -36,10 +33,6 @@ class ChoiceRule:
         num_before = (num_tokens - 1) // page_size
         num_recent = num_before - min(max(num_tokens - self.window_tokens, 0) // page_size, num_before)
         return min(self.num_sinks(page_size) + num_recent, num_before)
-
-    def bonus(self, is_resident: torch.Tensor) -> torch.Tensor:
-        """What is added to the logarithm of each page's share, float32 of the shape of ``is_resident``."""
-        return math.log1p(self.resident_bias) * is_resident.float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +139,6 @@ def choose_pages(
     logits: torch.Tensor,
     contexts: Contexts,
     rule: ChoiceRule,
-    *,
-    bonus: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The pages before the last that the queries of each row read. No shape depends on what a tensor holds.
 
@@ -158,7 +149,6 @@ def choose_pages(
         logits: estimates, float32 [rows, queries, most pages], -inf behind the pages before a row's last.
         contexts: of the rows.
         rule: what holds for every choice.
-        bonus: what is added to the logarithm of a page's share, float32 [rows, most pages].
 
     Returns:
         Pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
@@ -169,8 +159,7 @@ def choose_pages(
 
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)
-    scores = largest if bonus is None else largest + bonus
-    scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_before, -math.inf)
+    scores = largest.masked_fill(is_forced, math.inf).masked_fill(~is_before, -math.inf)
     values, indices = scores.topk(contexts.most_chosen, dim=1)
 
     rank = torch.arange(contexts.most_chosen, device=logits.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -21,7 +21,6 @@ class PageChooser:
         page_size: tokens per page.
         rule: what holds for every choice.
         traffic: counts what is chosen.
-        is_resident: whether pages of a layer are on the device; what ``rule.resident_bias`` rests on.
     """
 
     def __init__(
@@ -30,10 +29,8 @@ class PageChooser:
         page_size: int,
         rule: ChoiceRule,
         traffic: PageTraffic,
-        is_resident: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> None:
         self._representations = representations
-        self._is_resident = is_resident
         self._page_size = page_size
         self.rule = rule
         self._traffic = traffic
@@ -41,7 +38,7 @@ class PageChooser:
     @property
     def can_capture(self) -> bool:
         """Whether ``choose_step`` can be captured in a CUDA graph, as long as a kernel holds the contexts."""
-        return self._representations.can_scan and not self.rule.resident_bias
+        return self._representations.can_scan
 
     def choose(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
@@ -68,7 +65,7 @@ class PageChooser:
             queries.float().contiguous(), self._representations.of(layer, before)
         )
         contexts = self.contexts(pages[None], [num_tokens], [max_pages])
-        (chosen,), (shares,) = self._choose(layer, logits[None], before[None], contexts)
+        (chosen,), (shares,) = self._choose(logits[None], contexts)
         is_page = chosen >= 0
         read = torch.cat([chosen[is_page], last])
         self._traffic.selected += len(read)
@@ -85,7 +82,7 @@ class PageChooser:
         """The pages that each of many requests reads with one token; counts nothing.
 
         What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
-        the device where the selector goes by a ``product``; it is two launches where the rule has no bias.
+        the device where the selector goes by a ``product``; it is two launches.
 
         Args:
             layer: index among the pool's layers.
@@ -104,21 +101,17 @@ class PageChooser:
             from sgl_importance_kernels.sparse.triton import choice_kernel  # a CPU needs no Triton
 
             found = self._representations.scan(layer, queries.contiguous(), rows, scale, pages, num_pages)
-            if choice_kernel.can_choose(self.rule, contexts):
+            if choice_kernel.can_choose(contexts):
                 return choice_kernel.choose(found, contexts, self.rule)
             logits = found.logits
         else:
             of_rows = (queries[rows] * scale).float().contiguous()
             logits = self._representations.step_logits(layer, of_rows, pages, num_pages)
-        chosen, shares = self._choose(layer, logits, pages, contexts)
+        chosen, shares = self._choose(logits, contexts)
         return torch.cat([contexts.last_page[:, None], chosen], dim=1), pad(shares, (1, 0))
 
-    def _choose(
-        self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rule = self.rule
-        bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
+    def _choose(self, logits: torch.Tensor, contexts: Contexts) -> tuple[torch.Tensor, torch.Tensor]:
         choose_pages = (
             page_choice.choose_pages if self._representations.uses_triton else choice_loop.choose_pages
         )
-        return choose_pages(logits, contexts, rule, bonus=bonus)
+        return choose_pages(logits, contexts, self.rule)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from sgl_importance_kernels.sparse.slot_loops import note_reads
-
-Residency = Literal["lru", "bucketed_lru"]
 
 NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
@@ -21,24 +17,14 @@ class PageHistory:
     """Reads of every page in every layer. It outlives a page's stay in a slot, not the page.
 
     Args:
-        policy: ``lru`` values a page by its last read, ``bucketed_lru`` by that in powers of two of passes, a
-            bounded range that a device can count through where ``lru`` must sort (SPIN).
         num_layers: layers, each with pages of its own.
         num_pages: logical pages of the pool.
         device: where the tables are.
     """
 
-    def __init__(
-        self, policy: Residency, num_layers: int, num_pages: int, device: torch.device | str
-    ) -> None:
-        self._policy = policy
+    def __init__(self, num_layers: int, num_pages: int, device: torch.device | str) -> None:
         self._choices = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
         self._last = torch.full((num_layers, num_pages), NEVER, dtype=torch.int32, device=device)
-
-    @property
-    def policy(self) -> Residency:
-        """As it was given."""
-        return self._policy
 
     @property
     def last_reads(self) -> torch.Tensor:
@@ -72,9 +58,8 @@ class PageHistory:
         return self._last[layer, pages]
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
-        """How much pages are worth keeping in pass ``now``, int32 [pages]; only the order means something."""
-        last = self._last[layer, pages]
-        return last if self._policy == "lru" else -torch.frexp((now - last).float()).exponent
+        """How much pages are worth keeping in pass ``now``, int32 [pages]: their last reads (LRU)."""
+        return self._last[layer, pages]
 
     def choices(self, pages: torch.Tensor, now: int) -> torch.Tensor:
         """How often pages were chosen of late in each layer; float32 [layers, pages]."""

@@ -9,7 +9,7 @@ import torch
 
 from sgl_importance_kernels.sparse.late_counts import LateCounts
 from sgl_importance_kernels.sparse.open_pages import OpenPages, StepPlan, WritePlan
-from sgl_importance_kernels.sparse.page_history import PageHistory, Residency
+from sgl_importance_kernels.sparse.page_history import PageHistory
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_kernels.sparse.slot_table import SlotTable
@@ -34,7 +34,6 @@ class PageSlots:
         page_size: tokens per page; divides the tokens of the pool.
         staging_pages: pages that one partial attention reads.
         device: where slots, staging and tables are.
-        residency: decides which page leaves its slot where steps read chosen pages.
         selector: what is kept of pages beside, so that queries can choose among them; None for nothing.
         uses_triton: whether Triton moves and scans pages. A CUDA device needs it, and pinned host buffers.
     """
@@ -49,7 +48,6 @@ class PageSlots:
         page_size: int,
         staging_pages: int,
         device: torch.device | str,
-        residency: Residency = "lru",
         selector: Selector | None = None,
         uses_triton: bool = False,
     ) -> None:
@@ -81,7 +79,7 @@ class PageSlots:
         )
         self.uses_triton = uses_triton
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
-        history = PageHistory(residency, num_layers, self.num_pages, device)
+        history = PageHistory(num_layers, self.num_pages, device)
         self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
         self.late = LateCounts(2, device)

@@ -123,10 +123,6 @@ class ImportanceOptions:
 
     def _sparse_problems(self) -> list[str]:
         problems = []
-        if self.sparse.audit_missed_page < 1 and not self.sparse.audit_interval:
-            problems.append(
-                f"{name_of('sparse.audit_missed_page')} needs audits: give {name_of('sparse.audit_interval')}"
-            )
         if not self.is_sparse:
             if self.sparse.audit_interval:
                 problems.append(f"audits need {name_of('sparse.selector')} to be a selector, not 'all'")

@@ -15,15 +15,15 @@ _NEW_PLACES = {
     "--kv-importance-fetch-timeout-ms": ("store", "fetch_timeout_ms = N"),
     "--kv-importance-ledger-megabytes": ("ledger", "megabytes = N"),
     "--kv-importance-prewarm-seconds": ("prewarm", "seconds = N"),
-    "--kv-residency-policy": ("tiered", 'policy = "lru"'),
-    "--kv-sparse-resident-bias": ("sparse", "resident_bias = X"),
-    "--kv-sparse-audit-missed-page": ("sparse", "audit_missed_page = X"),
 }
 _GONE = {
     "--kv-importance-gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
     "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
     "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
     "--kv-importance-auto-pins": "leave it out, and pin by 'sgl-importance pin' or the hint retain",
+    "--kv-residency-policy": "leave it out: the least recently read page leaves the device",
+    "--kv-sparse-resident-bias": "leave it out, and raise --kv-device-tokens where too many pages are loaded",
+    "--kv-sparse-audit-missed-page": "leave it out, and raise --kv-sparse-budget where audits miss much",
     "--kv-sparse-prune": "leave it out, and lower --kv-sparse-budget where fewer pages will do",
     "--kv-sparse-dense-layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
 }

@@ -27,7 +27,6 @@ class Setting:
         whole: whether a number must be whole.
         choices: the words allowed; empty where they are not known here.
         replaced: words of the last release, and what each of them now means.
-        removed: words of the last release that are refused, and what to write for each.
         is_path: whether it names a file or a directory.
         process: where the option acts. The launcher, which serves HTTP, checks every one.
         cost: what it takes from requests, memory, disk or privacy; empty where nothing.
@@ -42,15 +41,12 @@ class Setting:
     whole: bool = True
     choices: tuple[str, ...] = ()
     replaced: Mapping[str, str] = field(default_factory=dict)
-    removed: Mapping[str, str] = field(default_factory=dict)
     is_path: bool = False
     process: Literal["scheduler", "launcher", "both"] = "scheduler"
     cost: str = ""
 
     def problem(self, value: object) -> str | None:
         """The problem with ``value``, to go on with behind the option's name; None where there is none."""
-        if isinstance(value, str) and value in self.removed:
-            return f"{value!r} was removed in 0.2.0: write {self.removed[value]!r}"
         if self.choices:
             return (
                 None if value in self.choices else f"must be one of {', '.join(self.choices)}, not {value!r}"

@@ -8,10 +8,8 @@ from typing import Literal, get_args
 from sgl_importance.options.setting import option
 
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "bucketed_lru"]
 SparseSelector = Literal["all", "bits", "token", "oracle", "quest", "infllm", "mean", "window"]
 
-RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
 SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)
 CONTROL_SELECTORS: tuple[SparseSelector, ...] = ("oracle", "quest", "infllm", "mean", "window")
 """Of the laboratory."""
@@ -39,13 +37,6 @@ class TieredOptions:
         minimum=0,
         above_minimum=True,
         whole=False,
-    )
-    policy: ResidencyPolicy = option(
-        "lru",
-        help="which page leaves the device for one that a selector chose: the least recently read ('lru'), "
-        "or that with ages in powers of two ('bucketed_lru')",
-        choices=RESIDENCY_POLICIES,
-        removed=dict.fromkeys(("ema", "importance", "lfu"), "lru"),
     )
 
 
@@ -97,23 +88,4 @@ class SparseOptions:
         unit="generated tokens",
         minimum=0,
         cost="one layer of one step in N attends to its whole context on the host",
-    )
-    audit_missed_page: float = option(
-        1.0,
-        help="an audit fails where a head has a larger share of its attention on one page that was not read: "
-        "its layer's output becomes the exact one, and the request's budget doubles until an audit passes; "
-        "at 1 none fails",
-        unit="share",
-        minimum=0,
-        maximum=1,
-        whole=False,
-    )
-    resident_bias: float = option(
-        0.0,
-        help="a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "
-        "answers depend on what is on the device",
-        unit="times",
-        minimum=0,
-        whole=False,
-        cost="above 0 the same prompt may be answered with other tokens at another time",
     )

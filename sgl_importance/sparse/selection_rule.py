@@ -66,10 +66,10 @@ class SelectionRule:
             yield TokenSpan(at, end, selects=True, is_generated=is_generated)
             at = end
 
-    def max_pages(self, context_tokens: int, factor: int = 1) -> int:
-        """Pages that a query over a context may read, of a budget that counts ``factor``-fold."""
+    def max_pages(self, context_tokens: int) -> int:
+        """Pages that a query over a context may read."""
         tokens = self.budget * context_tokens if self.budget < 1 else self.budget
-        return int(-(-factor * tokens // self.page_size))
+        return int(-(-tokens // self.page_size))
 
 
 def selection_rule(
@@ -109,7 +109,7 @@ class Selection:
 
     Attributes:
         rule: which tokens select, and how many pages.
-        trail: checks of its choices.
+        trail: audits of its choices.
         candidates: pages that its tokens chose from, in all layers.
         selected: those that were chosen.
     """
@@ -130,7 +130,6 @@ class Selection:
             "candidates": self.candidates,
             "selected": self.selected,
             "audits": counts.audits,
-            "failed_audits": counts.failed,
             "missed_mass": mean(counts.missed_mass),
             "missed_page": mean(counts.missed_page),
             "output_error": mean(counts.output_error),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from sgl_importance_kernels.sparse.late_counts import LateCounts
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
-from sgl_importance_kernels.sparse.page_history import PageHistory, Residency
+from sgl_importance_kernels.sparse.page_history import PageHistory
 from sgl_importance_kernels.sparse.slot_table import SlotTable
 from sgl_importance_kernels.sparse.triton.choice_kernel import can_choose, choose
 from sgl_importance_kernels.sparse.triton.device_table import DeviceTable
@@ -50,7 +48,7 @@ def test_a_row_reads_what_the_definition_reads(
     tiles = torch.nn.functional.pad(logits, (0, -most % tile), value=-torch.inf).unflatten(2, (-1, tile))
     largest = tiles.amax(dim=3)
     sums = (tiles - largest.clamp(min=-1e30)[..., None]).exp().sum(dim=3)
-    assert can_choose(RULE, contexts)
+    assert can_choose(contexts)
     estimates = Estimates(*(part.contiguous().to(device) for part in (logits, largest, sums)))
     chosen, shares = choose(estimates, contexts, RULE)
     expected, expected_shares = choose_pages(logits.to(device), contexts, RULE)
@@ -74,17 +72,16 @@ def test_of_equal_pages_the_first_are_read(device: str) -> None:
 class PlainTable:
     """The rule, written plainly: what lies in the slots of one layer."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self) -> None:
         self.held: dict[int, int] = {}  # page by slot
         self.last: dict[int, int] = {}
         self.now = 0
-        self.policy = policy
 
     def level(self, page: int) -> float:
-        """What a page is worth by its age, rounded down to an eighth of an octave, or to an octave."""
+        """What a page is worth by its age, rounded down to an eighth of an octave."""
         age = torch.tensor(self.now - self.last.get(page, -2), dtype=torch.float32)
         mantissa, exponent = (float(part) for part in torch.frexp(age))
-        return -exponent if self.policy == "bucketed_lru" else -exponent - int(mantissa * 16) / 16
+        return -exponent - int(mantissa * 16) / 16
 
     def begin_pass(self) -> None:
         self.now += 1
@@ -114,16 +111,15 @@ request = st.lists(st.integers(1, PAGES - 1), min_size=1, max_size=6)
 
 @few
 @given(
-    policy=st.sampled_from(get_args(Residency)),
     reads=st.lists(st.tuples(request, st.booleans(), st.booleans()), min_size=1, max_size=10),
 )
 def test_slots_are_given_as_a_plain_reference_gives_them(
-    policy: Residency, reads: list[tuple[list[int], bool, bool]], device: str
+    reads: list[tuple[list[int], bool, bool]], device: str
 ) -> None:
-    table = SlotTable(PageHistory(policy, 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
+    table = SlotTable(PageHistory(1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
     late = LateCounts(2, device)
     on_device = DeviceTable(table, torch.full((PAGES,), -1, device=device), late.sums)
-    plain = PlainTable(policy)
+    plain = PlainTable()
     read = loaded = 0
     for pages, is_chosen, begins in reads:
         if begins or not table.now:
@@ -153,7 +149,7 @@ def test_slots_are_given_as_a_plain_reference_gives_them(
 
 
 def test_pages_in_frames_and_padding_get_no_slot(device: str) -> None:
-    table = SlotTable(PageHistory("lru", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
+    table = SlotTable(PageHistory(1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
     frame_of = torch.full((PAGES,), -1, device=device)
     frame_of[3] = 1
     on_device = DeviceTable(table, frame_of, torch.zeros(2, dtype=torch.int64, device=device))
@@ -168,8 +164,8 @@ def test_pages_in_frames_and_padding_get_no_slot(device: str) -> None:
 
 def test_choices_fade_as_in_the_history(device: str) -> None:
     """What the live page shows: the same by the kernel and by torch."""
-    plain = PageHistory("lru", 1, PAGES, "cpu")
-    table = SlotTable(PageHistory("lru", 1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
+    plain = PageHistory(1, PAGES, "cpu")
+    table = SlotTable(PageHistory(1, PAGES, device), 1, PAGES, SLOTS, FRAMES, device)
     on_device = DeviceTable(
         table, torch.full((PAGES,), -1, device=device), torch.zeros(2, dtype=torch.int64, device=device)
     )

@@ -138,15 +138,11 @@ def page_choice(most: int) -> Any:
 TABLES = {"PageIn": "*i32", "LastRead": "*i32", "Now": "*i32", "Order": "*i32", "SlotOf": "*i32"}
 
 
-def page_slots(policy: str, kernel: Any) -> Any:
-    constants = {
-        "LEVELS": slot_kernel.LEVELS,
-        "BLOCK": slot_kernel.BLOCK,
-        "IS_BUCKETED": policy == "bucketed_lru",
-    }
+def page_slots(kernel: Any) -> Any:
+    constants = {"LEVELS": slot_kernel.LEVELS, "BLOCK": slot_kernel.BLOCK}
     pointers = {**TABLES, "Counts": "*i32"}
     name = "counts" if kernel is slot_kernel._count_kernel else "slots"
-    return pytest.param(kernel, constants, pointers, id=f"page_{name}-{policy}")
+    return pytest.param(kernel, constants, pointers, id=f"page_{name}")
 
 
 def page_place(*, is_chosen: bool) -> Any:
@@ -202,11 +198,8 @@ KERNELS = [
     ),
     page_choice(2048),
     page_choice(choice_kernel.MOST_PAGES),
-    *(
-        page_slots(policy, kernel)
-        for kernel in (slot_kernel._count_kernel, slot_kernel._order_kernel)
-        for policy in ("lru", "bucketed_lru")
-    ),
+    page_slots(slot_kernel._count_kernel),
+    page_slots(slot_kernel._order_kernel),
     page_place(is_chosen=True),
     page_place(is_chosen=False),
 ]

@@ -17,10 +17,10 @@ from support.config_file import config_flags
 
 
 def test_a_file_chooses_by_group() -> None:
-    _, file = config_flags(signal={"interval": 3, "layers": [2, 0]}, sparse={"resident_bias": 1})
+    _, file = config_flags(signal={"interval": 3, "layers": [2, 0], "half_life_queries": 8})
     options = ImportanceOptions.of(read_config(file))
     assert (options.signal.interval, options.signal.layers) == (3, (0, 2))
-    assert type(options.sparse.resident_bias) is float
+    assert type(options.signal.half_life_queries) is float
 
 
 def test_every_option_has_a_flag_or_a_key_and_no_two_share_one() -> None:
@@ -41,11 +41,6 @@ def test_every_option_has_a_flag_or_a_key_and_no_two_share_one() -> None:
         ("[signal]\ninterval = 0", "signal.interval of --kv-importance-config must be a whole"),
         ("[signal]\nlayers = ['a']", "signal.layers of --kv-importance-config must be a whole"),
         ("[signal", "is no TOML file: "),
-        (
-            "[tiered]\npolicy = 'ema'",
-            "tiered.policy of --kv-importance-config 'ema' was removed in 0.2.0: write 'lru'",
-        ),
-        ("[sparse]\naudit_missed_page = 0.5", "needs audits: give --kv-sparse-audit-interval"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_with_the_cure(tmp_path: Path, text: str, problem: str) -> None:

@@ -36,15 +36,14 @@ def chosen(
     lengths: list[int],
     budgets: list[int],
     rule: ChoiceRule,
-    bonus: torch.Tensor | None = None,
 ) -> list[dict[int, float]]:
     """Of each context, the numbers of the pages that are read, and the share of each."""
     contexts = Contexts.of(pad_sequence(pages, batch_first=True), lengths, budgets, rule, SIZE)
     padded = torch.full((len(pages), QUERIES, contexts.pages.shape[1]), -torch.inf)
     for row, each in enumerate(logits):
         padded[row, :, : each.shape[1]] = each
-    found, shares = page_choice.choose_pages(padded, contexts, rule, bonus=bonus)
-    by_loop, shares_by_loop = choice_loop.choose_pages(padded, contexts, rule, bonus=bonus)
+    found, shares = page_choice.choose_pages(padded, contexts, rule)
+    by_loop, shares_by_loop = choice_loop.choose_pages(padded, contexts, rule)
     assert torch.equal(by_loop, found)
     torch.testing.assert_close(shares_by_loop, shares)
     assert found.shape == shares.shape == (len(pages), contexts.most_chosen)
@@ -87,17 +86,6 @@ def test_each_row_chooses_as_defined(
     found = chosen(pages, logits, lengths, budgets, rule)
     for row, (tokens, budget) in enumerate(lengths_and_budgets):
         assert found[row] == pytest.approx(defined(logits[row], tokens, budget, rule), rel=1e-4)
-
-
-def test_a_bonus_counts() -> None:
-    pages, logits = drawn([17 * SIZE], 0)
-    rule = ChoiceRule(sink_tokens=0, window_tokens=0, resident_bias=1e20)
-    worst = int(logits[0].softmax(dim=1).amax(dim=0).argmin())
-    bonus = rule.bonus(torch.arange(17) == worst)[None]
-    (without,) = chosen(pages, logits, [17 * SIZE], [3], rule)
-    (found,) = chosen(pages, logits, [17 * SIZE], [3], rule, bonus=bonus)
-    assert worst not in without
-    assert worst in found
 
 
 def test_the_page_of_the_newest_token_stands_apart() -> None:

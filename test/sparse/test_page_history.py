@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.sparse.page_history import DECAY, PageHistory, Residency
+from sgl_importance_kernels.sparse.page_history import DECAY, NEVER, PageHistory
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 
 PAGE = 4
@@ -22,30 +19,22 @@ def test_worth_is_what_the_last_reads_say(passes: list[set[int]]) -> None:
     now = len(passes) - 1
     streamed = [2] if now >= 2 else []
     chosen_in = [[at for at, some in enumerate(passes) if page in some] for page in range(6)]
-    expected = {
-        "lru": [max(at + streamed, default=-2) for at in chosen_in],
-        # Ages 0, 1, 2 to 3, 4 to 7 and so on are alike.
-        "bucketed_lru": [-(now - max(at + streamed, default=-2)).bit_length() for at in chosen_in],
-    }
     choices = [sum(DECAY ** (now - at) for at in of_page) for of_page in chosen_in]
-    for policy in get_args(Residency):
-        history = PageHistory(policy, 2, 6, "cpu")
-        for at, some in enumerate(passes):
-            pages = torch.tensor(sorted(some), dtype=torch.int64)
-            history.read(1, pages, at, is_chosen=True)
-            if at == 2:
-                history.read(1, torch.arange(6), at, is_chosen=False)
-        worth = history.worth(1, torch.arange(6), now).float()
-        torch.testing.assert_close(worth, torch.tensor(expected[policy], dtype=torch.float32))
-        found = history.choices(torch.arange(6), now)
-        torch.testing.assert_close(found, torch.tensor([[0.0] * 6, choices]))
-        history.forget(torch.tensor([3]))
-        unread = {"lru": -2, "bucketed_lru": -(now + 2).bit_length()}
-        assert history.worth(1, torch.tensor([3]), now).item() == unread[policy]
-        assert history.choices(torch.tensor([3]), now).tolist() == [[0.0], [0.0]]
+    history = PageHistory(2, 6, "cpu")
+    for at, some in enumerate(passes):
+        pages = torch.tensor(sorted(some), dtype=torch.int64)
+        history.read(1, pages, at, is_chosen=True)
+        if at == 2:
+            history.read(1, torch.arange(6), at, is_chosen=False)
+    worth = history.worth(1, torch.arange(6), now).tolist()
+    assert worth == [max(at + streamed, default=NEVER) for at in chosen_in]
+    torch.testing.assert_close(history.choices(torch.arange(6), now), torch.tensor([[0.0] * 6, choices]))
+    history.forget(torch.tensor([3]))
+    assert history.worth(1, torch.tensor([3]), now).item() == NEVER
+    assert history.choices(torch.tensor([3]), now).tolist() == [[0.0], [0.0]]
 
 
-def slots_with(policy: str, num_slots: int) -> PageSlots:
+def slots_with(num_slots: int) -> PageSlots:
     host = [[torch.arange(20.0 * PAGE)[:, None, None].clone()] for _ in range(2)]
     return PageSlots(
         *host,
@@ -54,14 +43,12 @@ def slots_with(policy: str, num_slots: int) -> PageSlots:
         page_size=PAGE,
         staging_pages=8,
         device="cpu",
-        residency=policy,  # type: ignore[arg-type]
     )
 
 
-@pytest.mark.parametrize("policy", get_args(Residency))
-def test_the_page_that_was_read_first_leaves(policy: str) -> None:
+def test_the_page_that_was_read_first_leaves() -> None:
     """Page 1 is chosen most often, page 3 last; then page 4 comes."""
-    slots = slots_with(policy, 3)
+    slots = slots_with(3)
     for page in (1, 1, 1, 2, 2, 3, 4):
         slots.begin_pass(torch.tensor([], dtype=torch.int64))
         assert 0 < int(slots.place(0, torch.tensor([page]), is_chosen=True)) <= 3
@@ -71,7 +58,7 @@ def test_the_page_that_was_read_first_leaves(policy: str) -> None:
 
 
 def test_a_stream_leaves_chosen_pages_where_they_are() -> None:
-    slots = slots_with("lru", 2)
+    slots = slots_with(2)
     slots.begin_pass(torch.tensor([], dtype=torch.int64))
     slots.place(0, torch.tensor([1, 2]), is_chosen=True)
     for _ in range(2):
@@ -82,7 +69,7 @@ def test_a_stream_leaves_chosen_pages_where_they_are() -> None:
 
 
 def test_pages_of_one_step_do_not_push_each_other_out() -> None:
-    slots = slots_with("lru", 3)
+    slots = slots_with(3)
     slots.begin_pass(torch.tensor([], dtype=torch.int64))
     for pages in ([1, 2, 3], [4, 5, 6]):  # two requests of a batch
         slots.place(0, torch.tensor(pages), is_chosen=True)

@@ -34,7 +34,6 @@ class TieredPool(RuleBasedStateMachine):
             page_size=PAGE,
             staging_pages=3,
             device="cpu",
-            residency="bucketed_lru",
             selector=AllKeys(PAGE),
         )
         self.free = list(range(1, PAGES))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.sparse.page_history import PageHistory, Residency
+from sgl_importance_kernels.sparse.page_history import PageHistory
 from sgl_importance_kernels.sparse.slot_table import SlotTable
 
 PAGES, SLOTS, FRAMES = 20, 9, 2
 
-policies = st.sampled_from(get_args(Residency))
 request = st.lists(st.integers(1, PAGES - 1), min_size=1, max_size=5, unique=True)
 steps = st.lists(st.lists(request, min_size=1, max_size=3), min_size=1, max_size=8)
 
 
-def empty(policy: Residency) -> SlotTable:
-    return SlotTable(PageHistory(policy, 1, PAGES, "cpu"), 1, PAGES, SLOTS, FRAMES, "cpu")
+def empty() -> SlotTable:
+    return SlotTable(PageHistory(1, PAGES, "cpu"), 1, PAGES, SLOTS, FRAMES, "cpu")
 
 
 def given_step(table: SlotTable, requests: list[list[int]]) -> tuple[torch.Tensor, ...]:
@@ -29,9 +26,9 @@ def given_step(table: SlotTable, requests: list[list[int]]) -> tuple[torch.Tenso
     return pages, *table.read(0, pages, torch.full_like(pages, -1), is_chosen=True)
 
 
-@given(policies, steps)
-def test_a_step_keeps_its_promises(policy: Residency, all_steps: list[list[list[int]]]) -> None:
-    table = empty(policy)
+@given(steps)
+def test_a_step_keeps_its_promises(all_steps: list[list[list[int]]]) -> None:
+    table = empty()
     for requests in all_steps:
         table.begin_pass()
         before = table.slot_of[0].clone()
@@ -53,11 +50,11 @@ def test_a_step_keeps_its_promises(policy: Residency, all_steps: list[list[list[
             assert set(resident) <= wanted
 
 
-@given(policies, st.lists(request, min_size=1, max_size=10), st.data())
+@given(st.lists(request, min_size=1, max_size=10), st.data())
 def test_whoever_stands_first_in_the_batch_changes_nothing(
-    policy: Residency, reads: list[list[int]], data: st.DataObject
+    reads: list[list[int]], data: st.DataObject
 ) -> None:
-    in_order, shuffled = empty(policy), empty(policy)
+    in_order, shuffled = empty(), empty()
     for each in reads:
         for table in (in_order, shuffled):
             table.begin_pass()
@@ -69,7 +66,7 @@ def test_whoever_stands_first_in_the_batch_changes_nothing(
 
 @given(st.lists(request, min_size=1, max_size=8))
 def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(contexts: list[list[int]]) -> None:
-    table = empty("lru")
+    table = empty()
     last_read: dict[int, int] = {}
     for now, pages in enumerate(contexts):
         table.begin_pass()
@@ -102,11 +99,9 @@ def plainly_given(table: SlotTable, missing: list[int], *, is_chosen: bool) -> d
     return dict(zip(sorted(missing), [*free, *going], strict=False))
 
 
-@given(policies, st.lists(st.tuples(request, st.booleans()), min_size=1, max_size=12))
-def test_slots_go_to_pages_as_a_plain_reference_gives_them(
-    policy: Residency, reads: list[tuple[list[int], bool]]
-) -> None:
-    table = empty(policy)
+@given(st.lists(st.tuples(request, st.booleans()), min_size=1, max_size=12))
+def test_slots_go_to_pages_as_a_plain_reference_gives_them(reads: list[tuple[list[int], bool]]) -> None:
+    table = empty()
     for pages, is_chosen in reads:
         table.begin_pass()
         numbers = torch.tensor(pages)
@@ -120,11 +115,9 @@ def test_slots_go_to_pages_as_a_plain_reference_gives_them(
         table.check_integrity()
 
 
-@given(policies, st.lists(request, min_size=1, max_size=6), request)
-def test_pages_leave_their_slots_without_a_wait_as_with_one(
-    policy: Residency, reads: list[list[int]], freed: list[int]
-) -> None:
-    waiting, asynchronous = empty(policy), empty(policy)
+@given(st.lists(request, min_size=1, max_size=6), request)
+def test_pages_leave_their_slots_without_a_wait_as_with_one(reads: list[list[int]], freed: list[int]) -> None:
+    waiting, asynchronous = empty(), empty()
     for each in reads:
         for table in (waiting, asynchronous):
             table.begin_pass()
@@ -138,7 +131,7 @@ def test_pages_leave_their_slots_without_a_wait_as_with_one(
 
 
 def test_pages_in_frames_need_no_slot() -> None:
-    table = empty("lru")
+    table = empty()
     table.begin_pass()
     pages = torch.tensor([3, 4, -1])
     slots, brought, _ = table.read(0, pages, torch.tensor([1, -1, -1]), is_chosen=True)
@@ -148,7 +141,7 @@ def test_pages_in_frames_need_no_slot() -> None:
 
 
 def test_padding_gets_no_slot() -> None:
-    table = empty("lru")
+    table = empty()
     table.begin_pass()
     pages = torch.tensor([0, 5, 0])
     slots, brought, _ = table.read(0, pages, torch.full_like(pages, -1), is_chosen=False)

@@ -57,7 +57,7 @@ def test_chosen_pages_are_attended_to_and_no_others(
     torch.manual_seed(seed)
     slots = filled_slots(num_slots, tokens, torch.float32)
     representations = Representations(AllKeys(PAGE), (slots.host[0][0],), "cpu")
-    chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic, slots.is_resident)
+    chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic)
     query = torch.randn(1, 2 * KV_HEADS, DIM)
     pages = torch.arange(1, -(-tokens // PAGE) + 1)
     chosen, shares = chooser.choose(0, query * SCALE, pages, tokens, budget)

@@ -111,9 +111,9 @@ def _choice_kernel(
     tl.store(Shares + row * width, 0.0)
 
 
-def can_choose(rule: ChoiceRule, contexts: Contexts) -> bool:
-    """Whether the kernel knows the rule, and holds the contexts."""
-    return not rule.resident_bias and contexts.pages.shape[1] <= MOST_PAGES
+def can_choose(contexts: Contexts) -> bool:
+    """Whether the kernel holds the contexts."""
+    return contexts.pages.shape[1] <= MOST_PAGES
 
 
 def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[torch.Tensor, torch.Tensor]:

@@ -42,7 +42,6 @@ class DeviceTable:
             self._counts,
             self._order,
             first_slot=table.first_slot,
-            is_bucketed=history.policy == "bucketed_lru",
         )
 
     def place(

@@ -20,16 +20,14 @@ BLOCK = 1024
 
 
 @triton.jit
-def _level_of_slots(Held, LastRead, now, slot, is_slot, IS_BUCKETED: tl.constexpr):
+def _level_of_slots(Held, LastRead, now, slot, is_slot):
     """Level of each slot, 0 of free ones; and its page."""
     page = tl.load(Held + slot, mask=is_slot, other=-1)
     is_held = is_slot & (page >= 0)
     age = (now - tl.load(LastRead + page, mask=is_held, other=0)).to(tl.float32)
     bits = age.to(tl.int32, bitcast=True)
-    if IS_BUCKETED:
-        level = 254 - tl.maximum((bits >> 23) - 126, 0)  # exponents: powers of two
-    else:
-        level = 254 - tl.minimum(tl.maximum((bits >> 20) - (127 << 3), 0), 253)  # and three bits behind
+    # The exponent and three bits behind: eighths of an octave.
+    level = 254 - tl.minimum(tl.maximum((bits >> 20) - (127 << 3), 0), 253)
     return tl.where(is_held, level, 0), page
 
 
@@ -44,7 +42,6 @@ def _count_kernel(
     first_slot,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_BUCKETED: tl.constexpr,
 ):
     layer = tl.program_id(1).to(tl.int64)
     slot = first_slot + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -55,7 +52,6 @@ def _count_kernel(
         tl.load(Now),
         slot,
         is_slot,
-        IS_BUCKETED,
     )
     tl.atomic_add(Counts + layer * 2 * LEVELS + level, tl.full((BLOCK,), 1, tl.int32), mask=is_slot)
 
@@ -72,7 +68,6 @@ def _order_kernel(
     first_slot,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_BUCKETED: tl.constexpr,
 ):
     layer = tl.program_id(1).to(tl.int64)
     slot = first_slot + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -83,7 +78,6 @@ def _order_kernel(
         tl.load(Now),
         slot,
         is_slot,
-        IS_BUCKETED,
     )
     counts = tl.load(Counts + layer * 2 * LEVELS + tl.arange(0, LEVELS))
     before = tl.gather(tl.cumsum(counts, 0) - counts, level, 0)
@@ -209,7 +203,6 @@ def order_slots(
     order: torch.Tensor,
     *,
     first_slot: int,
-    is_bucketed: bool,
 ) -> None:
     """Puts the slots of all layers in the order in which they are given: free ones, then by worth.
 
@@ -220,7 +213,6 @@ def order_slots(
         counts: room, int32 [layers, 2, LEVELS].
         order: results, int32 [layers, slots - first_slot, 2]: slots and what they hold.
         first_slot: those before it are not given.
-        is_bucketed: whether ages in powers of two are alike, not in eighths of an octave.
     """
     layers, num_slots = page_in.shape
     if num_slots == first_slot:
@@ -228,9 +220,9 @@ def order_slots(
     counts.zero_()
     grid = (triton.cdiv(num_slots - first_slot, BLOCK), layers)
     sizes = (last_read.shape[1], num_slots, first_slot)
-    how = {"IS_BUCKETED": is_bucketed, "LEVELS": LEVELS}
-    _count_kernel[grid](page_in, last_read, now, counts, *sizes, **how, BLOCK=BLOCK)
-    _order_kernel[grid](page_in, last_read, now, counts, order, *sizes, **how, BLOCK=BLOCK)
+    how = {"LEVELS": LEVELS, "BLOCK": BLOCK}
+    _count_kernel[grid](page_in, last_read, now, counts, *sizes, **how)
+    _order_kernel[grid](page_in, last_read, now, counts, order, *sizes, **how)
 
 
 def place_pages(

@@ -39,7 +39,6 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "pages_loaded_bytes_total": {(): pages.loaded_bytes},
         "pages_load_seconds_total": {(): pages.load_seconds},
         "page_audits_total": {(): audits.audits},
-        "page_audits_failed_total": {(): audits.failed},
         "page_audit_missed_mass_total": {(): audits.missed_mass},
         "page_audit_missed_page_total": {(): audits.missed_page},
         "page_audit_output_error_total": {(): audits.output_error},

@@ -137,7 +137,6 @@ def _tiered_pool(
     pool.attach_slots(
         plan,
         configurator.device,
-        options.tiered.policy,
         _selector(options, plan.page_size),
         Selections(options, plan.page_size) if options.is_sparse else None,
         uses_triton=plan.uses_triton,
@@ -165,16 +164,12 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
     """What makes steps read chosen pages, and the layers whose steps do."""
     pool = _pool_of(model_runner)
-    rule = ChoiceRule(
-        sink_tokens=SINK_TOKENS,
-        window_tokens=WINDOW_TOKENS,
-        resident_bias=options.sparse.resident_bias,
-    )
+    rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
     slots, representations = pool.slots, pool.slots.representations
     assert representations is not None, "a selector without representations"
     if isinstance(representations.selector, MeanAndBits):
         _calibrate(representations.selector, model_runner)
-    chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
+    chooser = PageChooser(representations, pool.page_size, rule, slots.traffic)
     return chooser, full_attention_layers(model_runner.model)
 
 

@@ -11,7 +11,6 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sgl_importance.sparse.device_plan import DevicePlan
 from sgl_importance_kernels.sparse.open_pages import StepPlan, WritePlan
-from sgl_importance_kernels.sparse.page_history import Residency
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sglang_importance.sparse.selections import Selections
@@ -51,7 +50,6 @@ class TieredKVPool(MHATokenToKVPool):
         self,
         plan: DevicePlan,
         device: torch.device | str,
-        residency: Residency = "lru",
         selector: Selector | None = None,
         selections: Selections | None = None,
         *,
@@ -69,7 +67,6 @@ class TieredKVPool(MHATokenToKVPool):
             page_size=self.page_size,
             staging_pages=plan.staging_pages,
             device=device,
-            residency=residency,
             selector=selector,
             uses_triton=uses_triton,
         )

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
+from sgl_importance.sparse.audits import AuditCounts, AuditTrail
 from sgl_importance.sparse.selection_rule import Selection, SelectionRule, read_all, selection_rule
 from sglang_importance.upstream.request_record import record_of
 
@@ -27,7 +27,6 @@ class Selections:
         self.audits = AuditCounts()
         self._options = options
         self._page_size = page_size
-        self._audit_rule = AuditRule(options.sparse.audit_interval, options.sparse.audit_missed_page)
         # Of a request in a batch that nobody opened, such as a warm-up.
         self._unopened = self._selection(read_all(page_size))
         self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
@@ -60,4 +59,4 @@ class Selections:
 
     def _selection(self, rule: SelectionRule) -> Selection:
         first = max(rule.first, rule.prompt_tokens)
-        return Selection(rule, AuditTrail(self._audit_rule, first, self.audits))
+        return Selection(rule, AuditTrail(self._options.sparse.audit_interval, first, self.audits))

@@ -185,7 +185,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         return Choice(
             selection,
             position,
-            max_pages=rule.max_pages(context, trail.budget_factor(position)),
+            max_pages=rule.max_pages(context),
             # Where turns begin differs between prompts: short answers have one audit each, in any layer.
             audited_layer=layers[(turn + rule.prompt_tokens) % len(layers)]
             if layers and turn is not None
@@ -252,8 +252,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 sums = PartialAttention()
                 sums.add(results[span.rows].float(), log_sums[row : row + 1])
                 read = pages[row][pages[row] >= 0]
-                exact = self._audited(sums, read, queries[span.rows], span, layer).output
-                results[span.rows] = exact.to(results.dtype)
+                self._audit(sums, read, queries[span.rows], span, layer)
 
     def _count(self) -> None:
         """Counts the steps of a pass before its first layer: the host knows how much each layer reads."""
@@ -291,33 +290,33 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         stream_attention(
             sums, queries, pool.slots, index, pages, context, layer.scaling, is_chosen=shares is not None
         )
-        return self._audited(sums, pages, queries, span, layer)
+        self._audit(sums, pages, queries, span, layer)
+        return sums
 
-    def _audited(
+    def _audit(
         self,
         sums: PartialAttention,
         pages: torch.Tensor,
         queries: torch.Tensor,
         span: Span,
         layer: RadixAttention,
-    ) -> PartialAttention:
-        """The attention to chosen pages; where an audit is due, and says so, the exact one in its place."""
+    ) -> None:
+        """Compares the attention to chosen pages with the exact one, where an audit is due."""
         choice, pool = span.choice, self.token_to_kv_pool
         if choice is None or choice.audited_layer != layer.layer_id:
-            return sums
+            return
         trail = choice.selection.trail
         if len(pages) == len(span.pages):
             trail.audited(choice.position, missed_mass=0.0, missed_page=0.0, output_error=0.0)
-            return sums
+            return
         index = layer.layer_id - pool.start_layer
         found = audit(sums, pages, queries, pool.slots, index, span.pages, span.context, layer.scaling)
-        is_replaced = trail.audited(
+        trail.audited(
             choice.position,
             missed_mass=found.missed_mass,
             missed_page=found.missed_page,
             output_error=found.output_error,
         )
-        return found.exact if is_replaced else sums
 
 
 def on_host(known: Sequence[int] | torch.Tensor | None, asked: torch.Tensor | None) -> list[int]:

@@ -21,7 +21,6 @@ _NAMES = {
     "prewarm.at": "prewarm",
     "tiered.residency": "residency",
     "tiered.device_tokens": "device_tokens",
-    "tiered.policy": "residency_policy",
 }
 
 

@@ -33,14 +33,11 @@ OF_THE_FIRST_RELEASE = {
     "prewarm_seconds",
     "residency",
     "device_tokens",
-    "residency_policy",
     "sparse_selector",
     "sparse_budget",
     "sparse_min_context",
     "sparse_prompt_tokens",
-    "sparse_resident_bias",
     "sparse_audit_interval",
-    "sparse_audit_missed_page",
 }
 
 

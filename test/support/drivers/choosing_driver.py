@@ -49,12 +49,10 @@ class ChoosingDriver(AttentionDriver):
             max_requests=2,
             kept_bytes=selector.kept_bytes(HEAD_DIM),
         )
-        pool.attach_slots(plan, "cpu", "lru", selector, self.selections)
+        pool.attach_slots(plan, "cpu", selector, self.selections)
         self.runner.token_to_kv_pool = pool
         assert pool.slots.representations is not None
-        chooser = PageChooser(
-            pool.slots.representations, PAGE, RULE, pool.slots.traffic, is_resident=pool.slots.is_resident
-        )
+        chooser = PageChooser(pool.slots.representations, PAGE, RULE, pool.slots.traffic)
         self.backend = EmittingTieredBackend(self.runner, self.options, chooser, range(NUM_LAYERS))
         self.rows = self.backend.rows
         self.outputs: list[torch.Tensor] = []  # of every layer of every pass

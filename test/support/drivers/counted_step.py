@@ -42,13 +42,10 @@ class CountedStep:
         batch: requests.
         context: tokens of each, with the one of the step.
         selector: as ``--kv-sparse-selector``.
-        policy: as ``--kv-residency-policy``.
         device: where slots and tables are.
     """
 
-    def __init__(
-        self, batch: int, context: int, selector: str, policy: str = "lru", device: str = "cpu"
-    ) -> None:
+    def __init__(self, batch: int, context: int, selector: str, device: str = "cpu") -> None:
         per_request = -(-(context + 4) // PAGE)
         pool_tokens = (batch * per_request + 1) * PAGE
         self.batch, self.context, self.device = batch, context, device
@@ -88,11 +85,11 @@ class CountedStep:
             uses_triton=True,
         )
         self.selections = Selections(options, PAGE)
-        self.pool.attach_slots(plan, device, policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
+        self.pool.attach_slots(plan, device, chosen_by, self.selections, uses_triton=True)
         slots = self.pool.slots
         assert slots.representations is not None
         rule = ChoiceRule(sink_tokens=PAGE, window_tokens=2 * PAGE)
-        chooser = PageChooser(slots.representations, PAGE, rule, slots.traffic, is_resident=slots.is_resident)
+        chooser = PageChooser(slots.representations, PAGE, rule, slots.traffic)
         self.layers = [RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=i) for i in range(LAYERS)]
         table = ReqToTokenPool(batch + 1, per_request * PAGE, device, enable_memory_saver=False)
         runner = SimpleNamespace(

@@ -47,9 +47,7 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
         assert history.worth(1, torch.tensor([3]), now).item() == 0
 
 
-@pytest.mark.parametrize(
-    ("policy", "leaves"), [("lru", 1), ("bucketed_lru", 1), ("lfu", 3), ("ema", 3), ("importance", 2)]
-)
+@pytest.mark.parametrize(("policy", "leaves"), [("lru", 1), ("lfu", 3), ("ema", 3), ("importance", 2)])
 def test_who_leaves(policy: str, leaves: int) -> None:
     """Page 1 is chosen most often, page 3 last, page 2 for the least attention; then page 4 comes."""
     replay = ResidencyReplay(policy, num_layers=1, num_pages=9, num_slots=3, staging_pages=4)

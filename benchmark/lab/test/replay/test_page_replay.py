@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.residency.fewest_loads import Read, fewest_loads
@@ -44,9 +43,9 @@ reads = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(reads, st.sampled_from(RESIDENCY_POLICIES), st.integers(1, 6), st.integers(0, 99))
+@given(reads, st.integers(1, 6), st.integers(0, 99))
 def test_the_replay_loads_what_the_servers_slots_load(
-    events: list[tuple[bool, int, list[int], bool]], policy: str, slots: int, seed: int
+    events: list[tuple[bool, int, list[int], bool]], slots: int, seed: int
 ) -> None:
     """``PageSlots`` with real keys and values, beside the replay without any."""
     host = [[torch.zeros(PAGES * PAGE, 1, 1) for _ in range(2)] for _ in range(2)]
@@ -57,9 +56,8 @@ def test_the_replay_loads_what_the_servers_slots_load(
         page_size=PAGE,
         staging_pages=1,
         device="cpu",
-        residency=policy,  # type: ignore[arg-type]
     )
-    replay = ResidencyReplay(policy, num_layers=2, num_pages=PAGES, num_slots=slots, staging_pages=1, seed=0)
+    replay = ResidencyReplay("lru", num_layers=2, num_pages=PAGES, num_slots=slots, staging_pages=1, seed=0)
     draws = np.random.default_rng(seed)
     for begins, layer, pages, is_chosen in events:
         if begins:

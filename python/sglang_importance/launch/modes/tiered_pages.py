@@ -61,7 +61,7 @@ def _tiered_refusals_on_a_gpu(args: Any, options: ImportanceOptions, mode: str) 
     for backend in attention_backends(args) - {"triton"}:
         yield f"{mode} on a GPU does not support attention backend {backend}: use --attention-backend triton"
     if not getattr(args, "disable_cuda_graph", True):
-        if not options.is_sparse or options.sparse.resident_bias:
+        if not options.is_sparse:
             yield f"{mode} has CUDA graphs only where a selector chooses pages: add --disable-cuda-graph"
         elif getattr(args, "cuda_graph_backend_prefill", None) != "disabled":
             yield f"{mode} has no CUDA graphs of prefills: add --cuda-graph-backend-prefill disabled"

@@ -25,7 +25,7 @@ class FadingHistory(PageHistory):
     """
 
     def __init__(self, by: Fading, num_layers: int, num_pages: int) -> None:
-        super().__init__("lru", num_layers, num_pages, "cpu")
+        super().__init__(num_layers, num_pages, "cpu")
         self.shares = torch.zeros(0)
         self._by = by
         self._decay = 1.0 if by == "lfu" else DECAY
@@ -54,7 +54,7 @@ class RandomHistory(PageHistory):
     """Values pages by chance: the control that knows nothing of them but who was read just now."""
 
     def __init__(self, num_layers: int, num_pages: int, seed: int) -> None:
-        super().__init__("lru", num_layers, num_pages, "cpu")
+        super().__init__(num_layers, num_pages, "cpu")
         self._draws = torch.Generator().manual_seed(seed)
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sgl_importance.errors import ImportanceError
-from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.sparse.device_plan import TILE_TOKENS
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.residency.fewest_loads import Read, fewest_loads
@@ -30,10 +29,10 @@ from sgl_importance_lab.replay.residency.page_steps import (
 if TYPE_CHECKING:
     from sgl_importance_lab.replay.residency.residency_replay import ResidencyReplay
 
-INDEPENDENT_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "ema", "importance", "lfu")
-"""What a server offers, and what learns from choices."""
+INDEPENDENT_POLICIES = ("lru", "ema", "importance", "lfu")
+"""The server's, and what learns from choices."""
 
-PAGE_POLICIES: tuple[str, ...] = (*INDEPENDENT_POLICIES, "random", OPTIMUM)
+PAGE_POLICIES = (*INDEPENDENT_POLICIES, "random", OPTIMUM)
 """All that is replayed."""
 
 
@@ -48,7 +47,7 @@ class Selection:
     Attributes:
         share: of the pages of its context, those of largest attention mass, apart for each layer and KV head.
             0: what the server's selector chose, alike for the heads of a layer.
-        bias: a resident page's mass counts (1 + this)-fold, as under ``sparse.resident_bias``.
+        bias: a resident page's mass counts (1 + this)-fold, which no server does any more.
     """
 
     share: float = 0.1

@@ -19,7 +19,7 @@ class ResidencyReplay:
     """Slots of several layers under one policy. Heads that choose for themselves are layers of their own.
 
     Args:
-        policy: a policy of the server, one of ``FadingHistory``, or ``random``.
+        policy: ``lru`` as in the server, one of ``FadingHistory``, or ``random``.
         num_layers: layers, each with slots of its own.
         num_pages: different pages that are read.
         num_slots: pages that a layer keeps.
@@ -44,7 +44,7 @@ class ResidencyReplay:
         elif policy in get_args(Fading):
             self._history = FadingHistory(policy, *sizes)  # type: ignore[arg-type]
         else:
-            self._history = PageHistory(policy, *sizes, "cpu")  # type: ignore[arg-type]
+            self._history = PageHistory(*sizes, "cpu")
         self._table = SlotTable(self._history, *sizes, num_slots, 0, "cpu")
         self._staging_pages = staging_pages
 
