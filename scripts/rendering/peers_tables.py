@@ -196,6 +196,42 @@ def peers_victims() -> str:
     return _table(["workload", *header], lines)
 
 
+def _sizes() -> dict[tuple[str, float], list[_Row]]:
+    """Rows of each workload and share of its tokens that the pool holds."""
+    by_cell: dict[tuple[str, float], list[_Row]] = {}
+    for row in results("peers_sizes")["rows"]:
+        if row["fits"]:
+            by_cell.setdefault((row["workload"], row["share"]), []).append(row)
+    return by_cell
+
+
+def peers_size(order: str, workload: str, share: float) -> str:
+    """Replayed: computed tokens over recency's."""
+    return _cell([row[order] / row["lru"] for row in _sizes()[workload, share]])
+
+
+def peers_sizes() -> str:
+    """Replayed by the size of the pool: computed tokens over recency's, and ours over the better of both."""
+    lines = []
+    for (workload, share), rows in _sizes().items():
+        ratios = [
+            _cell([row[order] / row["lru"] for row in rows]) if order in rows[0] else "-"
+            for order in ("vllm", "ours", "ours (told)", "foresight")
+        ]
+        best = [row["ours"] / min(row["lru"], row["vllm"]) for row in rows]
+        goal = _AGENTS_GOAL if workload == "agents" else _GOAL
+        lines.append(
+            [
+                f"{workload}, 1/{1 / share:.0f}",
+                str(len(rows)),
+                *ratios,
+                f"{_cell(best)}: {_judged(best, goal)} ({goal})",
+            ]
+        )
+    header = ["vLLM", "ours", "ours, told which sessions are over", "foresight", "ours / best of both: goal"]
+    return _table(["workload, pool", "seeds", *header], lines)
+
+
 def _learnt(name: str) -> list[_Row]:
     return [row for row in results("peers_learnt")["rows"] if row["name"] == name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,13 +283,13 @@ def test_messages_of_the_operator_are_looked_at_like_requests(name: str, fields:
         check_body(getattr(http_server, name)(**fields), SERVER)
 
 
-def test_messages_that_the_operator_sends_pass():
+def test_messages_that_the_operator_sends_pass(tmp_path: Path):
     for name, fields in {
         "SlowDownReqInput": {"forward_sleep_time": 0.5},
         "OpenSessionReqInput": {"capacity_of_str_len": 1000, "session_id": "a", "timeout": 60.0},
         "AbortReq": {"rid": "HEALTH_CHECK_1"},
         "ConfigureLoggingReq": {"log_level": "debug", "log_requests_level": 2},
-        "ProfileReq": {"output_dir": "a", "num_steps": 3, "activities": ["CPU"]},
+        "ProfileReq": {"output_dir": str(tmp_path), "num_steps": 3, "activities": ["CPU"]},
         "UpdateWeightFromDiskReqInput": {"model_path": "a", "load_format": "safetensors"},
     }.items():
         check_body(getattr(http_server, name)(**fields), SERVER)
