@@ -170,12 +170,15 @@ def peers_predicted(workload: str) -> str:
 
 def peers_shadows() -> str:
     """What shadow caches compute over what the server did, stock's recency and ours, where both are known."""
-    shadows = {(row["workload"], row["seed"]): row for row in results("peers_victims")["rows"]}
     found = []
     for order, arm in (("lru", "stock sglang"), ("ours", "ours")):
-        rows = {(name, seed): row for name in _WORKLOADS for seed, row in _rows(name, arm).items()}
-        found.append([shadows[key][order] / row["computed_tokens"] for key, row in rows.items()])
-    return " and ".join(f"{min(ratios):.3f} to {max(ratios):.3f}" for ratios in found)
+        ratios = []
+        for (workload, _), shadows in _sizes().items():
+            for shadow in shadows:
+                row = _rows(workload, arm, shadow["pool"]).get(shadow["seed"])
+                ratios += [shadow[order] / row["computed_tokens"]] if row else []
+        found.append(ratios)
+    return " and ".join(f"{min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} rows" for ratios in found)
 
 
 def peers_victims() -> str:
