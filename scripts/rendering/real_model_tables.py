@@ -27,22 +27,32 @@ def second_turn_cached() -> str:
     return f"{cached:,.0f} of {tokens:,.0f} tokens"
 
 
+_PAGES = ("pages_real_model", "pages_real_model_longer")
 _TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
 
 
 def real_pages_table() -> str:
     """Divergence from exact attention where every layer reads a share of the pages, choice by layer."""
-    rows = [row for row in results("pages_real_model")["rows"] if row["grain"] == "layer"]
-    fullest = max(row["windows"] for row in rows)
     lines = []
-    for row in (row for row in rows if row["windows"] == fullest):
+    for row in (row for file in _PAGES for row in results(file)["rows"] if row["grain"] == "layer"):
         divergences = [_interval(row[kind], "value", form=".3f") for kind in _TEXTS]
         over = [_interval(row[f"{kind}_of_oracle"], "value") for kind in ("quoted", "plain")]
         kept = f"{row['records_kept']} of {row['records']}"
         lines.append(
-            [f"{row['share']:.0%}", f"`{row['selector']}`", f"{row['of_kv']:.1%}", *divergences, *over, kept]
+            [
+                f"{row['tokens']:,}",
+                str(row["windows"]),
+                f"{row['share']:.0%}",
+                f"`{row['selector']}`",
+                f"{row['of_kv']:.1%}",
+                *divergences,
+                *over,
+                kept,
+            ]
         )
     titles = [
+        "tokens",
+        "stretches",
         "read",
         "selector",
         "of the KV's bytes",
@@ -53,17 +63,13 @@ def real_pages_table() -> str:
     return _table([*titles, "records kept"], lines)
 
 
-def real_pages_windows() -> str:
-    """How many stretches of text the table rests on."""
-    return str(max(row["windows"] for row in results("pages_real_model")["rows"]))
-
-
-def records_kept(share: float) -> str:
+def records_kept(share: float, tokens: int = 2048) -> str:
     """Of the planted records that exact attention finds, those that `bits` finds in such a share."""
     (row,) = (
         row
-        for row in results("pages_real_model")["rows"]
-        if (row["selector"], row["share"], row["grain"]) == ("bits", share, "layer")
+        for file in _PAGES
+        for row in results(file)["rows"]
+        if (row["selector"], row["share"], row["grain"], row["tokens"]) == ("bits", share, "layer", tokens)
     )
     return f"{row['records_kept']} of {row['records']}"
 

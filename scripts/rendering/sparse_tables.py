@@ -126,6 +126,17 @@ def served_pages_table() -> str:
     )
 
 
+def served_pages_over(arm: str, context: int) -> float:
+    """How many times as fast as stock's a further token is, median over rounds."""
+    rows = results("pages_served")["rows"]
+    (ratio,) = (
+        float(row["times_stock"])
+        for row in rows
+        if (row["arm"], row["context"], row["what"]) == (arm, context, "decode")
+    )
+    return ratio
+
+
 def page_scores_table() -> str:
     """Host time on page scores beside a selector, and of requests, in milliseconds."""
     return table(
@@ -178,6 +189,17 @@ def metadata_gigabytes(purpose: str) -> float:
     )
     sizes = {**plan.bytes_by_purpose, "kv": tokens * shape.token_bytes}
     return sizes[purpose] / 1e9
+
+
+def load_over(arm: str, context: int, *, throttled: bool, name: str = "tokens_per_second") -> str:
+    """A server under load, over stock with HiCache: median and range of ratios within a round."""
+    wanted = context, throttled, arm
+    ratios = sorted(
+        row[f"{name}_ratio"]
+        for row in results("pages_load")["rows"]
+        if (row["context"], row["throttled"], row["arm"]) == wanted
+    )
+    return f"{median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
 
 
 def load_table() -> str:
