@@ -58,7 +58,7 @@ def _problem(place: str) -> str | None:
     if place in SETTINGS:
         return f"{place} is given as a flag: {SETTINGS[place].flag}"
     names = [each for each in FILE_KEYS if each.endswith(f".{place}")]
-    if near := names or get_close_matches(place, FILE_KEYS, n=1, cutoff=0.4):
+    if near := names or get_close_matches(place, FILE_KEYS, n=1):
         group, _, key = near[0].rpartition(".")
         return f"there is no {place}: did you mean {key} under [{group}]?"
     return f"there is no {place}: the keys are {', '.join(FILE_KEYS)}"
