@@ -11,6 +11,7 @@ import pytest
 
 from benchmark.peers import sglang_server
 from benchmark.peers.served import CHUNK
+from benchmark.peers.sizes import counts_of
 from benchmark.peers.victims import NEVER, Compared, Foresight, Future, computed, trace_of
 from benchmark.peers.vllm_server import token_bytes
 from benchmark.peers.workloads import PAGE, Sent
@@ -52,6 +53,19 @@ def test_who_knows_the_future_of_equal_texts_computes_less_than_recency() -> Non
         for ranking in (LruShadowRanking(), Foresight(future))
     )
     assert 4 * 8 * PAGE <= foresight < recency
+
+
+def test_orders_are_counted_where_every_prompt_fits() -> None:
+    requests = asked_again(Random(3))
+    trace = trace_of(requests)
+    served = ServedPages(trace)
+    future = Future(served, trace.num_requests)
+    counts = counts_of(requests, CAPACITY * PAGE, told=False)
+    assert counts is not None
+    assert counts["lru"] == computed(trace, served, CAPACITY, LruShadowRanking(), future)
+    assert counts["foresight"] == computed(trace, served, CAPACITY, Foresight(future), future)
+    assert min(counts.values()) >= 4 * 8 * PAGE
+    assert counts_of(requests, 8 * PAGE, told=False) is None
 
 
 def test_the_future_of_a_node_is_the_next_request_for_its_first_page() -> None:
