@@ -48,9 +48,9 @@ def agents_restart_table() -> str:
     return _table(["the hour behind a restart", *capacities], lines)
 
 
-def agents_restart_ten(value: str = "") -> str:
-    """What kept life tables add at 1 % over ten orders: to the hour, or ("rest_") to all behind it."""
-    (found,) = [each for each in results("agents_restart_10")["rows"] if each["policy"] == "tables kept"]
+def agents_restart_kept(value: str = "") -> str:
+    """What kept life tables add at 1 %: to the hour, or ("rest_") to all behind it."""
+    found = next(each for each in _restarts("tables kept") if each["capacity"] == 0.01)
     return _interval(found, f"{value}more", f"{value}low", f"{value}high", "+.4f")
 
 
