@@ -182,7 +182,6 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder with agents/ and prompts/.")],
     model: Annotated[Path, typer.Option(help="Folder of a model, as scripts/get_model.py prints it.")],
     workloads: Annotated[str, typer.Option(help="Separated by commas.")] = "agents,documents,chat,scan",
-    share: Annotated[float, typer.Option(help="Of a workload's tokens, that the pool holds.")] = 0.25,
     out: Annotated[Path, typer.Option(help="The JSON.")] = RESULTS / "peers_victims.json",
 ) -> None:
     texts = Texts(data, Tokenizer.from_file(str(model / "tokenizer.json")))
@@ -191,7 +190,7 @@ def main(
     for name, seed in track(cells, description="replaying"):
         trace = trace_of(kept_workload(name, seed, lambda: texts))
         served = ServedPages(trace)
-        pool = int(UNIQUE[name] * share)
+        pool = UNIQUE[name] // 4
         future = Future(served, trace.num_requests)
         ours = Compared(pool // PAGE, future, trace.num_requests)
         orders = {"lru": LruShadowRanking(), "ours": ours, "foresight": Foresight(future)}

@@ -57,9 +57,19 @@ class PageHistory:
         """Passes that pages were last read in, int32 [pages]."""
         return self._last[layer, pages]
 
-    def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
-        """How much pages are worth keeping in pass ``now``, int32 [pages]: their last reads (LRU)."""
-        return self._last[layer, pages]
+    def worth(self, layer: int, pages: torch.Tensor, last_read: torch.Tensor, now: int) -> torch.Tensor:
+        """How much pages are worth keeping: least recently read ones least. The laboratory's replays differ.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: int64 [pages].
+            last_read: of these, as ``last_read`` returns it.
+            now: the pass.
+
+        Returns:
+            A number for each, [pages]; only the order means something.
+        """
+        return last_read
 
     def choices(self, pages: torch.Tensor, now: int) -> torch.Tensor:
         """How often pages were chosen of late in each layer; float32 [layers, pages]."""

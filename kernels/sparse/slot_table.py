@@ -99,7 +99,7 @@ class SlotTable:
             return missing, slots
         held = self.page_in[layer, self.first_slot :].clamp(min=0)
         last_read = self.history.last_read(layer, held)
-        worth = self.history.worth(layer, held, self.now) if is_chosen else last_read
+        worth = self.history.worth(layer, held, last_read, self.now) if is_chosen else last_read
         stays = last_read >= (self.now if is_chosen else self.now - 1)
         given = give_slots(
             missing.numpy(),

@@ -27,7 +27,7 @@ def second_turn_cached() -> str:
     return f"{cached:,.0f} of {tokens:,.0f} tokens"
 
 
-_PAGES = ("pages_real_model", "pages_real_model_longer")
+_PAGES = ("pages_real_model", "pages_real_model_4096", "pages_real_model_8000")
 _TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from benchmark.results import RESULTS as _RESULTS
 from benchmark.serving.measured import table
 from scripts.rendering.figures import results
 
@@ -204,8 +203,6 @@ def served_warm(name: str, *, throttled: bool) -> str:
 
 def latency_table() -> str:
     """Milliseconds a token with a preference, beside the best independent choice in the same round."""
-    if not (_RESULTS / "pages_latency.json").exists():
-        return "**Not measured**: `python benchmark/sparse/latency.py --throttled` wants a quiet machine."
     rows = results("pages_latency")["rows"]
     lines = []
     for key in dict.fromkeys((row["context"], row["throttled"], row["what"], row["arm"]) for row in rows):

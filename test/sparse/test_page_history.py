@@ -14,7 +14,7 @@ reads = st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=12
 
 
 @given(reads)
-def test_worth_is_what_the_last_reads_say(passes: list[set[int]]) -> None:
+def test_reads_and_choices_are_remembered_until_a_page_is_freed(passes: list[set[int]]) -> None:
     """In pass 2 all pages are streamed, too, which is no choice."""
     now = len(passes) - 1
     streamed = [2] if now >= 2 else []
@@ -26,11 +26,12 @@ def test_worth_is_what_the_last_reads_say(passes: list[set[int]]) -> None:
         history.read(1, pages, at, is_chosen=True)
         if at == 2:
             history.read(1, torch.arange(6), at, is_chosen=False)
-    worth = history.worth(1, torch.arange(6), now).tolist()
-    assert worth == [max(at + streamed, default=NEVER) for at in chosen_in]
+    assert history.last_read(1, torch.arange(6)).tolist() == [
+        max(at + streamed, default=NEVER) for at in chosen_in
+    ]
     torch.testing.assert_close(history.choices(torch.arange(6), now), torch.tensor([[0.0] * 6, choices]))
     history.forget(torch.tensor([3]))
-    assert history.worth(1, torch.tensor([3]), now).item() == NEVER
+    assert history.last_read(1, torch.tensor([3])).item() == NEVER
     assert history.choices(torch.tensor([3]), now).tolist() == [[0.0], [0.0]]
 
 

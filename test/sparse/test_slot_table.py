@@ -86,16 +86,15 @@ def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(context
 
 
 def plainly_given(table: SlotTable, missing: list[int], *, is_chosen: bool) -> dict[int, int]:
-    """Slots of the missing pages by the rule: free ones, then those of the least worth, first of equals."""
+    """Slots of the missing pages by the rule: free ones, then those least recently read, first of equals."""
     slots = range(FRAMES, SLOTS)
     held = {slot: int(table.page_in[0, slot]) for slot in slots}
     numbers = torch.arange(PAGES)
-    worth = table.history.worth(0, numbers, table.now).tolist()
     last = table.history.last_read(0, numbers).tolist()
     free = [slot for slot in slots if held[slot] < 0]
     bound = table.now if is_chosen else table.now - 1
     going = [slot for slot in slots if held[slot] >= 0 and last[held[slot]] < bound]
-    going.sort(key=lambda slot: (worth if is_chosen else last)[held[slot]])
+    going.sort(key=lambda slot: last[held[slot]])
     return dict(zip(sorted(missing), [*free, *going], strict=False))
 
 

@@ -33,7 +33,7 @@ def asked(server: ServerProcess, prompt: list[int], hints: dict[str, Any] | None
     }
     reply: dict[str, Any] = server.post("/generate", body)
     pages = reply["meta_info"]["kv_importance"]["pages"]
-    counts = {name: pages[name] for name in ("candidates", "selected", "audits")}
+    counts = {name: pages[name] for name in ("candidates", "selected", "audits", "missed_mass")}
     return {"tokens": reply["output_ids"], **counts}
 
 
@@ -51,7 +51,10 @@ def test_answers_and_choices_are_those_of_torch_native(tmp_path: Path) -> None:
         traffic = server.get("/kv_importance?limit=1")["pages"]
     assert sum(reply["selected"] for reply in expected) < sum(reply["candidates"] for reply in expected)
     assert all(reply["audits"] > 0 for reply in expected)
+    assert all(0 < reply["missed_mass"] < 1 for reply in expected)
     assert exact["tokens"] != expected[0]["tokens"], "the budget left nothing out that matters"
+    for reply in expected:
+        reply["missed_mass"] = pytest.approx(reply["missed_mass"], abs=1e-4)
     triton = tiered_server(
         model, *SPARSE, "--attention-backend", "triton", env={"TRITON_INTERPRET": "1"}, imports_anew=True
     )

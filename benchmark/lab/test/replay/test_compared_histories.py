@@ -41,10 +41,12 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
             history.read(1, pages, at, is_chosen=True)
             if at == 2:
                 history.read(1, torch.arange(6), at, is_chosen=False)
-        worth = history.worth(1, torch.arange(6), now)
+        pages = torch.arange(6)
+        worth = history.worth(1, pages, history.last_read(1, pages), now)
         torch.testing.assert_close(worth, torch.tensor(expected[policy], dtype=torch.float32))
         history.forget(torch.tensor([3]))
-        assert history.worth(1, torch.tensor([3]), now).item() == 0
+        forgotten = torch.tensor([3])
+        assert history.worth(1, forgotten, history.last_read(1, forgotten), now).item() == 0
 
 
 @pytest.mark.parametrize(("policy", "leaves"), [("lru", 1), ("lfu", 3), ("ema", 3), ("importance", 2)])

@@ -33,16 +33,15 @@ class FadingHistory(PageHistory):
 
     def read(self, layer: int, pages: torch.Tensor, now: int, *, is_chosen: bool) -> None:
         """As in ``PageHistory``; ``pages`` are all there, none is -1."""
-        self._sums[layer, pages] = self.worth(layer, pages, now)
+        self._sums[layer, pages] = self.worth(layer, pages, self.last_read(layer, pages), now)
         if is_chosen:
             chosen = self.shares if self._by == "importance" else torch.ones(len(pages))
             self._sums[layer].index_add_(0, pages, chosen)
         super().read(layer, pages, now, is_chosen=is_chosen)
 
-    def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
+    def worth(self, layer: int, pages: torch.Tensor, last_read: torch.Tensor, now: int) -> torch.Tensor:
         """As in ``PageHistory``, float32 [pages]."""
-        age = (now - self.last_read(layer, pages)).float()
-        return self._sums[layer, pages] * torch.pow(self._decay, age)
+        return self._sums[layer, pages] * torch.pow(self._decay, (now - last_read).float())
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed."""
@@ -57,6 +56,6 @@ class RandomHistory(PageHistory):
         super().__init__(num_layers, num_pages, "cpu")
         self._draws = torch.Generator().manual_seed(seed)
 
-    def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
+    def worth(self, layer: int, pages: torch.Tensor, last_read: torch.Tensor, now: int) -> torch.Tensor:
         """A number for each page, float32 [pages]."""
         return torch.rand(len(pages), generator=self._draws)
