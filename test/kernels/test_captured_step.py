@@ -13,6 +13,16 @@ import torch
 
 pytest.importorskip("sglang")
 
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
+from sglang_importance.sparse.captured_backend import CapturedTieredBackend
+from sglang_importance.sparse.captured_steps import CapturedSteps
+
 from support.device_counts import DeviceCounts
 from support.drivers.captured_step import CapturedStep, CudaGraph, HostRead, NoSyncs, NoWaits, Uncounted
 from support.drivers.counted_step import BUDGET, PAGE, CountedStep
@@ -124,6 +134,32 @@ def test_a_graph_of_the_server_replays_other_requests(device: str) -> None:
         mine, its = (each.selections.of(request.rid) for each in (captured, eager))
         assert (mine.candidates, mine.selected) == (its.candidates, its.selected)
         assert mine.selected > 0
+
+
+def test_no_page_is_freed_while_a_graph_runs() -> None:
+    """Whose scheduler frees pages of the last step as soon as the graph of the next one lets it."""
+    for mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY):
+        ends = CapturedTieredBackend.shared_read_ends(mock.Mock(spec=CapturedTieredBackend), mode)
+        assert ends is SharedReadEnds.POST_REPLAY
+
+
+@given(
+    page_size=st.sampled_from([1, 16, 32, 64, 128, 256]),
+    most_pages=st.integers(1, 40),
+    max_pages=st.integers(1, 12),
+    data=st.data(),
+)
+def test_a_graph_has_room_for_what_its_rows_choose(
+    page_size: int, most_pages: int, max_pages: int, data: st.DataObject
+) -> None:
+    """Also where sinks and window alone are more than the budget."""
+    rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
+    steps = CapturedSteps(mock.Mock(rule=rule), 1, most_pages, max_pages, page_size, "cpu")
+    length = data.draw(st.integers(1, most_pages * page_size))
+    pages = torch.zeros(1, most_pages, dtype=torch.int64)
+    contexts = Contexts.of(pages, [length], [max_pages], rule, page_size)
+    assert steps.holds(-(-length // page_size), max_pages)
+    assert contexts.most_chosen <= steps._most_chosen
 
 
 def test_what_no_graph_holds_runs_eagerly(device: str) -> None:

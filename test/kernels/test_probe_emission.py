@@ -11,7 +11,9 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
@@ -82,6 +84,11 @@ def driver(**changes: Any) -> GraphDriver:
     made.emission.log_sums.values.fill_(POISON)
     made.capture()
     return made
+
+
+def test_the_request_table_waits_for_the_end_of_a_graph() -> None:
+    """In which the probe reads it layer by layer."""
+    assert driver().backend.shared_read_ends(ForwardMode.DECODE) is SharedReadEnds.POST_REPLAY
 
 
 def two_requests_in_turns(made: GraphDriver) -> None:

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums
@@ -20,6 +21,7 @@ from sglang_importance.attention.source import request_table
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
@@ -48,6 +50,13 @@ class ProbeEmission(LogSumEmission):
         self._location_starts = torch.zeros_like(self._no_starts)
         wrapped = self._behind(backend.forward_decode)
         backend.forward_decode = wrapped  # type: ignore[method-assign]  # on this instance only
+        own_reads_end = backend.shared_read_ends
+
+        def shared_read_ends(fm: ForwardMode) -> SharedReadEnds:
+            # A captured probe reads the request table in each of its layers.
+            return SharedReadEnds.max_of((own_reads_end(fm), SharedReadEnds.POST_REPLAY))
+
+        backend.shared_read_ends = shared_read_ends  # type: ignore[method-assign]
 
     def _allocated(self, num_heads: int, device: torch.device | str) -> LogSums:
         return LogSums(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
+
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sglang_importance.attention.source import request_table
 from sglang_importance.sparse.captured_steps import CapturedSteps
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend, on_host
 
 if TYPE_CHECKING:
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
@@ -54,6 +56,11 @@ class CapturedTieredBackend(TieredAttentionBackend):
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
+
+    def shared_read_ends(self, fm: ForwardMode) -> SharedReadEnds:
+        """A graph reads and changes what is known of pages in each of its layers, so none may be freed before
+        its end. Upstream's default has the scheduler wait for a graph's beginning only."""
+        return SharedReadEnds.max_of((super().shared_read_ends(fm), SharedReadEnds.POST_REPLAY))
 
     def can_replay(self, forward_batch: ForwardBatch) -> bool:
         """Whether a graph can compute a decode step: none of its requests is audited in it, its pages are not

@@ -89,6 +89,7 @@ class CapturedSteps:
         at = torch.arange(table.shape[1], device=table.device)
         pages = torch.where(at < num_pages[:, None], pad(table, (0, 0, 0, padding)), 0)
         contexts = self._chooser.contexts(pages, tokens, budgets)
+        assert contexts.most_chosen <= self._most_chosen, "a row would be chosen more pages than there is room for"
         step.contexts.pages[:, : pages.shape[1]] = pages  # nobody looks at what lies behind
         for name in _OF_CONTEXTS:
             getattr(step.contexts, name).copy_(getattr(contexts, name))
@@ -104,4 +105,6 @@ def _budget(span: Span) -> int:
 
 def _most_chosen(rule: ChoiceRule, most_pages: int, max_pages: int, page_size: int) -> int:
     """Pages before the last that a row reads at most."""
-    return min(max(max_pages - 1, rule.num_forced(most_pages * page_size, page_size)), most_pages - 1)
+    # The window reaches furthest back where the last page holds one token.
+    forced = rule.num_forced((most_pages - 1) * page_size + 1, page_size)
+    return min(max(max_pages - 1, forced), most_pages - 1)

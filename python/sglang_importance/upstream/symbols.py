@@ -364,6 +364,9 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph": (
         "self, forward_batch"
     ),
+    f"{_SRT}.layers.attention.base_attn_backend.AttentionBackend.shared_read_ends": "self, fm",
+    f"{_SRT}.layers.attention.base_attn_backend.SharedReadEnds.POST_REPLAY": None,
+    f"{_SRT}.layers.attention.base_attn_backend.SharedReadEnds.max_of": "items",
     f"{_SRT}.layers.attention.flashinfer_backend.DecodeMetadata.decode_wrappers": None,
     f"{_FLASHINFER}.__init__": (
         "self, model_runner, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, init_new_workspace"
