@@ -157,18 +157,19 @@ def test_storage_keeps_tenants_apart(server: ServerProcess) -> None:
         assert found(server, route, make(300), mine)["storage"] >= 5 * PAGE_SIZE, route
 
 
-def test_a_session_goes_on_in_the_salt_of_its_requests_only(server: ServerProcess) -> None:
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+def test_a_session_goes_on_in_the_namespace_of_its_requests_only(server: ServerProcess, field: str) -> None:
     """What one tenant has said there is no context of another who guesses the ids."""
     opened = server.post(IN_SESSION, {"capacity_of_str_len": 10_000})
-    body = {**ROUTES[IN_SESSION](500), "model": server.name, "cache_salt": "mine"}
+    body = {**ROUTES[IN_SESSION](500), "model": server.name, field: "mine"}
     server.post("/generate", {**body, "rid": "turn 1", "session_params": {"id": opened, "rid": None}})
     goes_on = {**body, "input_ids": [9], "session_params": {"id": opened, "rid": "turn 1"}}
-    for salt in (None, "a stranger's"):
+    for name in (None, "a stranger's"):
         answer = httpx.post(
-            f"{server.base_url}/generate", json={**goes_on, "cache_salt": salt}, timeout=60, trust_env=False
+            f"{server.base_url}/generate", json={**goes_on, field: name}, timeout=60, trust_env=False
         )
         assert answer.status_code == 400, answer.text
-        assert "no such request of this cache_salt" in answer.text
+        assert "no such request of this cache_salt, extra_key" in answer.text
     assert server.post("/generate", goes_on)["meta_info"]["prompt_tokens"] > len(tokens(500))
 
 

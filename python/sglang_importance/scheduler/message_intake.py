@@ -101,8 +101,10 @@ def _check_session(scheduler: Scheduler, request: Any) -> None:
     if session is None or session.streaming:
         return
     last = session.req_nodes.get(params.rid)
-    if last is not None and last.req.cache_salt != request.cache_salt:
-        raise ValueError("session_params.rid: the session has no such request of this cache_salt")
+    if last is not None and (last.req.cache_salt, last.req.extra_key or None) != _namespace(request):
+        raise ValueError(
+            "session_params.rid: the session has no such request of this cache_salt, extra_key and adapter"
+        )
     if last is not None and getattr(last.req.finished_reason, "status_code", None) is not None:
         # sglang has put one token in its prompt's place, and would go on from that.
         raise ValueError("session_params.rid: that request was refused: go on from the one before")
@@ -112,6 +114,11 @@ def _check_session(scheduler: Scheduler, request: Any) -> None:
         raise ValueError(
             "session_params.replace: needs the rid of the request to go on from, or a new session"
         )
+
+
+def _namespace(request: Any) -> tuple[str | None, str | None]:
+    """Salt and key that sglang's ``Req`` will have: an adapter's id stands behind the key."""
+    return request.cache_salt or None, (request.extra_key or "") + (request.lora_id or "") or None
 
 
 def _aborting_one(scheduler: Scheduler, abort: Handler) -> Handler:
