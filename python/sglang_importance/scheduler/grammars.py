@@ -25,6 +25,7 @@ MOST_SECONDS = 0.5
 _SLOW = "kv_importance_is_slow"
 _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend"
 _GRAMMAR = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar"
+_DRAFTS = "sglang.srt.speculative.spec_utils.traverse_tree"
 
 
 def _after_set_cache(result: None, backend: BaseGrammarBackend, *args: Any) -> None:
@@ -33,11 +34,33 @@ def _after_set_cache(result: None, backend: BaseGrammarBackend, *args: Any) -> N
         backend.reset()
 
 
-def _around_fill(fill: Callable[..., None], grammar: Any, *args: Any) -> None:
-    began = time.thread_time()
-    fill(grammar, *args)
-    if time.thread_time() - began > MOST_SECONDS and _serves_alone():
-        setattr(grammar, _SLOW, True)
+class SlowGrammars:
+    """Those that took too long for a token; their requests end where sglang can end one."""
+
+    def __init__(self) -> None:
+        self._walks_drafts = False
+
+    def around_fill(self, fill: Callable[..., None], grammar: Any, *args: Any) -> None:
+        began = time.thread_time()
+        fill(grammar, *args)
+        if time.thread_time() - began > MOST_SECONDS and _serves_alone():
+            setattr(grammar, _SLOW, True)
+
+    def around_accept(self, accept: Callable[..., None], grammar: Any, token: int) -> None:
+        self.around_fill(accept, grammar, token)
+        if getattr(grammar, _SLOW, False) and not self._walks_drafts:
+            raise ValueError(
+                f"the grammar takes more than {MOST_SECONDS} s a token: give a less ambiguous one"
+            )
+
+    def around_drafts(self, walk: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """A speculative step tries its drafts on a grammar, where sglang takes no refusal: one would end the
+        server. The request ends with the next token that it keeps."""
+        self._walks_drafts = True
+        try:
+            walk(*args, **kwargs)
+        finally:
+            self._walks_drafts = False
 
 
 def _serves_alone() -> bool:
@@ -46,15 +69,12 @@ def _serves_alone() -> bool:
     return bool(ranks.attn_tp_size * ranks.attn_dcp_size == 1)
 
 
-def _around_accept(accept: Callable[..., None], grammar: Any, token: int) -> None:
-    _around_fill(accept, grammar, token)
-    if getattr(grammar, _SLOW, False):
-        raise ValueError(f"the grammar takes more than {MOST_SECONDS} s a token: give a less ambiguous one")
-
+_SLOW_GRAMMARS = SlowGrammars()
 
 HOOKS: dict[str, Hook] = {
     f"{_BACKEND}.set_cache": (_after_set_cache, HookType.AFTER),
-    f"{_GRAMMAR}.fill_vocab_mask": (_around_fill, HookType.AROUND),
-    f"{_GRAMMAR}.accept_token": (_around_accept, HookType.AROUND),
+    f"{_GRAMMAR}.fill_vocab_mask": (_SLOW_GRAMMARS.around_fill, HookType.AROUND),
+    f"{_GRAMMAR}.accept_token": (_SLOW_GRAMMARS.around_accept, HookType.AROUND),
+    _DRAFTS: (_SLOW_GRAMMARS.around_drafts, HookType.AROUND),
 }
 """The hooks in each scheduler."""

@@ -132,6 +132,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.constrained.base_grammar_backend.BaseGrammarBackend.reset": "self",
     f"{_SRT}.constrained.xgrammar_backend.XGrammarGrammar.fill_vocab_mask": "self, vocab_mask, idx",
     f"{_SRT}.constrained.xgrammar_backend.XGrammarGrammar.accept_token": "self, token",
+    f"{_SRT}.speculative.spec_utils.traverse_tree": None,
     f"{_SRT}.model_executor.model_runner.ModelRunner._preprocess_logits": (
         "self, logits_output, sampling_info, observer"
     ),
