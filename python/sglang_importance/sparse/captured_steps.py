@@ -89,7 +89,7 @@ class CapturedSteps:
         at = torch.arange(table.shape[1], device=table.device)
         pages = torch.where(at < num_pages[:, None], pad(table, (0, 0, 0, padding)), 0)
         contexts = self._chooser.contexts(pages, tokens, budgets)
-        assert contexts.most_chosen <= self._most_chosen, "a row would be chosen more pages than there is room for"
+        assert contexts.most_chosen <= self._most_chosen, "a row would be chosen too many pages"
         step.contexts.pages[:, : pages.shape[1]] = pages  # nobody looks at what lies behind
         for name in _OF_CONTEXTS:
             getattr(step.contexts, name).copy_(getattr(contexts, name))
