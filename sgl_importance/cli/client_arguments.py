@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sgl_importance.cli.request_body import fields_of_body
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.terminal import fail, some_path
@@ -43,7 +44,8 @@ Messages = Annotated[
     typer.Option(
         parser=some_path,
         metavar="PATH",
-        help="A JSON file with a list of chat messages; - is standard input.",
+        help="A JSON file with a list of chat messages, or with the body of a chat request; - is standard "
+        "input.",
     ),
 ]
 InputIds = Annotated[
@@ -99,9 +101,9 @@ def prompt_body(
     if text_file is not None:
         return {"text": read_text("--text-file", text_file)}
     if messages is not None:
-        return {"messages": _read_list("--messages", messages)}
+        return _chat("--messages", messages)
     assert input_ids is not None
-    return {"input_ids": _read_list("--input-ids", input_ids)}
+    return {"input_ids": _list_in("--input-ids", input_ids, _read("--input-ids", input_ids))}
 
 
 def read_text(flag: str, path: Path) -> str:
@@ -114,14 +116,22 @@ def read_text(flag: str, path: Path) -> str:
         fail(f"{flag}: {path} is not UTF-8 text")
 
 
-def _read_list(flag: str, path: Path) -> list[Any]:
+def _chat(flag: str, path: Path) -> dict[str, Any]:
+    content = _read(flag, path)
+    if isinstance(content, dict) and "messages" in content:
+        _list_in(flag, path, content["messages"])
+        return fields_of_body(flag, content)
+    return {"messages": _list_in(flag, path, content)}
+
+
+def _read(flag: str, path: Path) -> Any:
     try:
-        content = read_json(read_text(flag, path))
+        return read_json(read_text(flag, path))
     except BadJson as error:
         fail(f"{flag}: {path} is not JSON ({error}): it must hold a list")
-    # The body of a whole chat request serves as well.
-    if isinstance(content, dict) and flag == "--messages" and "messages" in content:
-        content = content["messages"]
+
+
+def _list_in(flag: str, path: Path, content: Any) -> list[Any]:
     if not isinstance(content, list):
         fail(f"{flag}: {path} must hold a list, not {json.dumps(content)[:40]}")
     return content

@@ -28,6 +28,7 @@ from sgl_importance.cli.fleet import FLEET_CURE, FLEET_SECONDS, ask_servers, pin
 from sgl_importance.cli.fleet_page import FleetPage
 from sgl_importance.cli.fleet_view import FleetView
 from sgl_importance.cli.pin_commands import pinned_sentence
+from sgl_importance.cli.request_body import in_namespace
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.cli.survey import survey
 from sgl_importance.terminal import add_texts, counted, fail, interrupted, one_line, show
@@ -97,8 +98,8 @@ def fleet_pin(
     as_json: AsJson = False,
 ) -> None:
     """Pin a prefix on every server, under one name."""
-    body = prompt_body(text, text_file, messages, input_ids)
-    body |= {"ttl_seconds": ttl, "cache_salt": cache_salt, "extra_key": extra_key}
+    body = in_namespace(prompt_body(text, text_file, messages, input_ids), cache_salt, extra_key)
+    body["ttl_seconds"] = ttl
     pin_id = uuid.uuid4().hex
     body["pin_id"] = pin_id
     with _servers(urls, api_key) as servers, counted("Pinning", len(servers)) as advance:

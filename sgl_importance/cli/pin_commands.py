@@ -23,6 +23,7 @@ from sgl_importance.cli.client_arguments import (
     prompt_body,
 )
 from sgl_importance.cli.fleet import pins_of
+from sgl_importance.cli.request_body import in_namespace
 from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.terminal import add_texts, show
 
@@ -50,8 +51,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Pin a prefix, within the budget of pins."""
-    body = prompt_body(text, text_file, messages, input_ids)
-    body |= {"ttl_seconds": ttl, "cache_salt": cache_salt, "extra_key": extra_key}
+    body = in_namespace(prompt_body(text, text_file, messages, input_ids), cache_salt, extra_key)
+    body["ttl_seconds"] = ttl
     with connected(url, api_key) as server:
         answer = server.post("/pin", body)
     if as_json:

@@ -23,6 +23,7 @@ from sgl_importance.cli.client_arguments import (
     print_json,
     prompt_body,
 )
+from sgl_importance.cli.request_body import in_namespace
 from sgl_importance.cli.server_client import DEFAULT_URL, Server
 from sgl_importance.terminal import fail
 
@@ -51,7 +52,7 @@ def prewarm(
     body: dict[str, Any] = {}
     if any(form is not None for form in (text, text_file, messages, input_ids)):
         body = prompt_body(text, text_file, messages, input_ids)
-    body |= {"max_seconds": max_seconds, "cache_salt": cache_salt, "extra_key": extra_key}
+    body = in_namespace(body, cache_salt, extra_key) | {"max_seconds": max_seconds}
     with connected(url, api_key) as server:
         answer = server.post("/prewarm", body)
         if wait:

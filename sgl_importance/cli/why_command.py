@@ -22,6 +22,7 @@ from sgl_importance.cli.client_arguments import (
     print_json,
     read_text,
 )
+from sgl_importance.cli.request_body import fields_of_body, in_namespace
 from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.terminal import add_texts, fail, one_line, show, some_path
@@ -47,7 +48,6 @@ CAUSES = {
     "retraction": "the request was retracted",
     "selector": "a selector chose what it read",
 }
-PROMPT_FIELDS = ("text", "messages", "tools", "input_ids", "cache_salt", "extra_key")
 
 
 @app.callback(invoke_without_command=True)
@@ -98,13 +98,12 @@ def prompt_of(written: str, cache_salt: str | None, extra_key: str | None) -> di
         content = written
     if isinstance(content, dict):
         given = {"text": content["prompt"]} if isinstance(content.get("prompt"), str) else {}
-        body = given | {name: content[name] for name in PROMPT_FIELDS if content.get(name) is not None}
+        body = given | fields_of_body("--prompt", content)
     elif isinstance(content, list) and content:
         body = {"messages" if isinstance(content[0], dict) else "input_ids": content}
     else:
         body = {"text": written}
-    named = {"cache_salt": cache_salt, "extra_key": extra_key}
-    return body | {name: value for name, value in named.items() if value is not None}
+    return in_namespace(body, cache_salt, extra_key)
 
 
 def _table(document: dict[str, Any]) -> Table:

@@ -16,9 +16,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sgl_importance.cli import observe_command, pin_commands, snapshot_command
+from sgl_importance.cli.fleet_command import app as fleet_app
 from sgl_importance.cli.pin_commands import app as pin_app
+from sgl_importance.cli.prewarm_command import app as prewarm_app
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.cli.snapshot_command import app as snapshot_app
+from sgl_importance.cli.why_command import app as why_app
+from sglang_importance.http.pins_route import PinBody
+from sglang_importance.http.prewarm_route import PrewarmRequest
+from sglang_importance.http.prompt_tokens import Prompt
 from sglang_importance.launch.doctor import app as doctor_app
 
 from support.servers import free_port
@@ -56,6 +62,8 @@ NODE = {
 }
 ANSWERS: dict[str, tuple[int, Any]] = {
     "/kv_importance/pin": (200, {"pin_id": "abc", "tokens": 1280, "granted_tokens": {"device": 800}}),
+    "/kv_importance/prewarm": (200, {"job_id": "abc"}),
+    "/kv_importance/why": (200, {"requests": []}),
     "/kv_importance/unpin": (404, {"message": "pin_id: there is no pin abc"}),
     "/kv_importance/pins": (
         200,
@@ -106,7 +114,8 @@ def server() -> Iterator[HTTPServer]:
 def run(app: Any, server: HTTPServer, *arguments: str, key: str = KEY, stdin: str | None = None):
     url = f"http://127.0.0.1:{server.server_address[1]}"
     environment = {"SGLANG_API_KEY": key, "COLUMNS": "200", "NO_PROXY": "*"}
-    return CliRunner().invoke(app, [*arguments, "--url", url], env=environment, input=stdin)
+    address = [url] if app is fleet_app else ["--url", url]
+    return CliRunner().invoke(app, [*arguments, *address], env=environment, input=stdin)
 
 
 def test_pin_sends_one_form_and_says_what_was_pinned(server: HTTPServer, tmp_path: Path):
@@ -122,6 +131,74 @@ def test_pin_sends_one_form_and_says_what_was_pinned(server: HTTPServer, tmp_pat
         "ttl_seconds": 60.0,
         "cache_salt": "tenant",
     }
+
+
+WHOLE_BODY = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "x"}],
+    "tools": [{"type": "function", "function": {"name": "look_up"}}],
+    "tool_choice": "auto",
+    "temperature": 0.5,
+    "continue_final_message": False,
+    "chat_template_kwargs": {},
+    "metadata": {"extra_key": "key of the file", "user": "u"},
+    "cache_salt": "salt of the file",
+}
+BODY_COMMANDS = {
+    "pin add": (pin_app, ["add", "--messages"], PinBody),
+    "fleet pin": (fleet_app, ["pin", "--messages"], PinBody),
+    "prewarm": (prewarm_app, ["--no-wait", "--messages"], PrewarmRequest),
+    "why": (why_app, ["--json", "--prompt"], Prompt),
+}
+
+
+@pytest.mark.parametrize("flags", [{}, {"cache_salt": "salt of the flag"}], ids=["", "--cache-salt"])
+@pytest.mark.parametrize("command", BODY_COMMANDS)
+def test_the_body_of_a_whole_request_keeps_its_tools_and_its_namespace(
+    server: HTTPServer, tmp_path: Path, command: str, flags: dict[str, str]
+):
+    app, words, route_takes = BODY_COMMANDS[command]
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(WHOLE_BODY))
+    given = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = run(app, server, *words, str(file), *given)
+    assert result.exit_code == 0, result.output
+    ((_, raw),) = server.seen  # type: ignore[attr-defined]
+    body = json.loads(raw)
+    body.pop("pin_id", None)
+    route_takes.model_validate(body)
+    assert body == {
+        "messages": WHOLE_BODY["messages"],
+        "tools": WHOLE_BODY["tools"],
+        "cache_salt": "salt of the file",
+        "extra_key": "key of the file",
+        **flags,
+    }
+
+
+@pytest.mark.parametrize("command", BODY_COMMANDS)
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"system": "Be brief."},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": 0.0},
+        {"continue_final_message": True},
+        {"tool_choice": "none"},
+        {"tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+        {"lora_path": "adapter"},
+    ],
+    ids=str,
+)
+def test_what_changes_a_prompt_and_is_not_taken_is_refused(
+    server: HTTPServer, tmp_path: Path, command: str, field: dict[str, Any]
+):
+    app, words, _ = BODY_COMMANDS[command]
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(WHOLE_BODY | field))
+    line = failure(run(app, server, *words, str(file)))
+    assert f"{words[-1]}: {next(iter(field))} changes what the request finds" in line
+    assert server.seen == []  # type: ignore[attr-defined]
 
 
 def test_a_prompt_may_come_from_standard_input(server: HTTPServer):
