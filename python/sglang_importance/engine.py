@@ -69,7 +69,7 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     for flag, line in MOVED_FLAGS.items():
         if (keyword := flag.removeprefix("--").replace("-", "_")) in arguments:
             raise ValueError(f"{keyword} {line}")
-    config = arguments.pop(CONFIG_KEYWORD, {})
+    config = arguments.pop(CONFIG_KEYWORD, None) or {}
     chosen = config_values(config) if isinstance(config, Mapping) else read_config(config)
     for place, setting in SETTINGS.items():
         if setting.flag and keyword_of(place) in arguments:

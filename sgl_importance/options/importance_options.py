@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from sgl_importance.options.observation_options import MissOptions, SignalOptions, TraceOptions
 from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions, StoreOptions
@@ -22,6 +22,21 @@ KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 
 CONFIG_FLAG = "--kv-importance-config"
 """Names the TOML file with the options that have no flag."""
+
+
+class _Need(NamedTuple):
+    """What switches a group of options on."""
+
+    place: str
+    value: str
+
+
+_NEEDS = {
+    "trace": _Need("trace.directory", "to name a directory"),
+    "store": _Need("store.directory", "to name a directory"),
+    "tiered": _Need("tiered.residency", "to be 'tiered'"),
+    "sparse": _Need("sparse.selector", "to be a selector, not 'all'"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +114,16 @@ class ImportanceOptions:
             raise ValueError("; ".join(problems))
 
     def _contradictions(self) -> list[str]:
-        problems = []
-        if self.trace.pages and not self.trace.directory:
-            problems.append(f"{name_of('trace.pages')} needs {name_of('trace.directory')}: name a directory")
-        if self.store.tiers and not self.store.directory:
-            problems.append(
-                f"{name_of('store.tiers')} needs {name_of('store.directory')}: a directory for the ledger "
-                "and for locks"
-            )
+        problems = list(self._without_effect())
         if "://" in self.ledger.place and (problem := url_problem(self.ledger.place)):
             problems.append(f"{name_of('ledger.place')} {problem}")
         if self.is_tiered and self.policy != "importance":
             problems.append(
                 f"{name_of('tiered.residency')} 'tiered' needs {name_of('policy')} to be 'importance'"
             )
-        problems += self._sparse_problems()
+        if self.is_sparse and not self.is_tiered:
+            selector = f"{name_of('sparse.selector')} {self.sparse.selector!r}"
+            problems.append(f"{selector} needs {name_of('tiered.residency')} to be 'tiered'")
         if self.source == "none":
             problems += [
                 f"{need} needs page scores, which {name_of('source')} 'none' does not take"
@@ -121,16 +131,14 @@ class ImportanceOptions:
             ]
         return problems
 
-    def _sparse_problems(self) -> list[str]:
-        problems = []
-        if not self.is_sparse:
-            if self.sparse.audit_interval:
-                problems.append(f"audits need {name_of('sparse.selector')} to be a selector, not 'all'")
-            return problems
-        if not self.is_tiered:
-            selector = f"{name_of('sparse.selector')} {self.sparse.selector!r}"
-            problems.append(f"{selector} needs {name_of('tiered.residency')} to be 'tiered'")
-        return problems
+    def _without_effect(self) -> Iterator[str]:
+        """Options that were chosen where what they belong to is off."""
+        for group, need in _NEEDS.items():
+            if self.at(need.place) != DEFAULTS[need.place]:
+                continue
+            for place in SETTINGS:
+                if place.startswith(f"{group}.") and self.at(place) != DEFAULTS[place]:
+                    yield f"{name_of(place)} needs {name_of(need.place)} {need.value}"
 
     def at(self, place: str) -> Any:
         """The value of one option.

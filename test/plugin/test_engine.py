@@ -58,6 +58,10 @@ def test_layers_that_are_none_are_refused_by_name(layers: object) -> None:
         take_options({"kv_importance_config": {"signal": {"layers": layers}}})
 
 
+def test_no_configuration_is_the_default_one() -> None:
+    assert take_options({"kv_importance_config": None}) == ImportanceOptions(policy="importance")
+
+
 def test_an_engine_without_a_model_is_refused() -> None:
     with pytest.raises(TypeError, match="model_path is missing"):
         importance_engine(kv_policy="observe")

@@ -105,7 +105,12 @@ def test_a_flag_of_an_earlier_release_says_where_its_option_is(
     [
         ("kv-importance-pin-budget: 0.5", "pins.budget", 0.5),
         ("kv-importance-g: off", "g", "off"),
-        ("kv-sparse-min-context: 7", "sparse.min_context", 7),
+        ("kv-importance-pin-budget: null", "pins.budget", 0.2),
+        ("kv-importance-store: off", "store.directory", ""),
+        ("kv-importance-store: null", "store.directory", ""),
+        ("kv-importance-trace: false", "trace.directory", ""),
+        ("kv-importance-ledger: off", "ledger.place", "off"),
+        ("kv-importance-ledger: null", "ledger.place", "auto"),
     ],
 )
 def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expected: Any) -> None:
@@ -174,6 +179,34 @@ def test_a_bad_value_is_one_error(
     assert stop.value.code == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
     assert error in line
+
+
+def test_a_flag_that_moved_says_so_in_a_file_of_flags(
+    plugin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("model-path: dummy\nkv-importance-interval: 8\n")
+    with pytest.raises(SystemExit):
+        prepare_server_args(["--config", str(config)])
+    line = f"--kv-importance-interval {MOVED_FLAGS['--kv-importance-interval']}"
+    assert capsys.readouterr().err.strip().endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "needs"),
+    [
+        ({"sparse.budget": 0.05}, "--kv-sparse-budget needs --kv-sparse-selector to be a selector"),
+        ({"sparse.audit_interval": 8}, "--kv-sparse-audit-interval needs --kv-sparse-selector to be a"),
+        ({"tiered.device_tokens": 0.5}, "--kv-device-tokens needs --kv-residency to be 'tiered'"),
+        ({"trace.detail": "steps"}, "trace.detail of --kv-importance-config needs --kv-importance-trace to"),
+        ({"store.max_bytes": 1 << 30}, "--kv-importance-store-bytes needs --kv-importance-store to name a"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_of_what_is_off_is_refused(chosen: dict[str, Any], needs: str) -> None:
+    """It would do nothing, and nobody would know."""
+    with pytest.raises(ValueError, match=re.escape(needs)):
+        ImportanceOptions.of({"policy": "importance", **chosen})
 
 
 def test_options_name_every_bad_value_at_once() -> None:

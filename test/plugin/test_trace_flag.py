@@ -105,7 +105,7 @@ def test_a_recording_of_another_model_stops_the_launch(tmp_path: Path) -> None:
 def test_page_lists_need_a_recording(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--kv-policy", "observe", *config_flags(trace={"pages": 0.4}))
-    needs = "trace.pages of --kv-importance-config needs --kv-importance-trace: name a directory"
+    needs = "trace.pages of --kv-importance-config needs --kv-importance-trace to name a directory"
     assert needs in capsys.readouterr().err
     listed = parse(
         *("--kv-policy", "observe", "--kv-importance-trace", "recordings"),

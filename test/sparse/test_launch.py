@@ -155,4 +155,6 @@ def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("given", "tokens"), [(0.25, 1024), (1.0, 1), (512, 512)])
 def test_device_memory_is_told_in_tokens_or_as_a_share(given: float, tokens: int) -> None:
-    assert ImportanceOptions(tiered=TieredOptions(device_tokens=given)).device_tokens_of(4096) == tokens
+    tiered = TieredOptions(residency="tiered", device_tokens=given)
+    options = ImportanceOptions(policy="importance", tiered=tiered)
+    assert options.device_tokens_of(4096) == tokens

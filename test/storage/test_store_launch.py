@@ -14,6 +14,7 @@ import sglang  # noqa: F401  # first: with it come the shims
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import StoreOptions
+from sgl_importance.options.tiered_options import TieredOptions
 from sglang_importance.storage import store_launch
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -30,6 +31,15 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
     assert args.hicache_storage_backend == "dynamic"
     assert (config["prefetch_threshold"], config["budget_bytes"], config["wrapped"]) == (32, 5, None)
     assert config["directory"] == str(tmp_path / "new")
+
+
+def test_an_engine_that_names_no_room_has_some_for_pages_on_their_way(tmp_path: Path) -> None:
+    """Its arguments are only those that it was given."""
+    args = argparse.Namespace()
+    store = StoreOptions(directory=str(tmp_path / "new"))
+    tiered = TieredOptions(residency="tiered")
+    store_launch.mount(args, ImportanceOptions(policy="importance", store=store, tiered=tiered))
+    assert args.hicache_ratio == store_launch.TIERED_STAGING_RATIO
 
 
 @pytest.mark.parametrize(

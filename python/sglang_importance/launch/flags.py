@@ -96,8 +96,11 @@ def _add_flag(group: Any, place: str, setting: Setting, unusable: str | None) ->
     )
 
 
-class _Moved(argparse.Action):
-    """Ends the launch with the line of a flag that an earlier release had."""
+class _Moved(argparse._StoreAction):
+    """Ends the launch with the line of a flag that an earlier release had.
+
+    Of this class, since sglang's reader of YAML knows no other that takes values.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         (flag,) = self.option_strings
@@ -108,7 +111,7 @@ def _parser_of(place: str, setting: Setting, default: object, unusable: str | No
     def parse(text: str) -> Any:
         if place == "policy" and unusable and text != "default":
             raise argparse.ArgumentTypeError(unusable)
-        value = in_use(place, _convert(text, default))
+        value = in_use(place, _convert(text, default, setting))
         if setting.unit and (problem := setting.problem(value)):
             raise argparse.ArgumentTypeError(problem)
         return value
@@ -116,15 +119,18 @@ def _parser_of(place: str, setting: Setting, default: object, unusable: str | No
     return parse
 
 
-def _convert(text: str, default: object) -> Any:
+def _convert(text: str, default: object, setting: Setting) -> Any:
     """The value that ``text`` stands for; ``text`` itself where it stands for none."""
+    if text == "None":  # YAML's null
+        return default
     try:
         if isinstance(default, int | float):
             return type(default)(text)
     except ValueError:
         return text
     # YAML reads an unquoted off as false.
-    return "off" if text == "false" else text
+    word = "off" if text == "false" else text
+    return "" if word == "off" and setting.is_path and default == "" else word
 
 
 def options_of(args: argparse.Namespace) -> ImportanceOptions:

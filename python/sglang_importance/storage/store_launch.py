@@ -74,7 +74,7 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
     backend = getattr(args, "hicache_storage_backend", None)
     if options.is_tiered:
         args.hicache_host_memory_mode = _host_memory_mode(options)
-        if args.hicache_ratio is None and not args.hicache_size:
+        if getattr(args, "hicache_ratio", None) is None and not getattr(args, "hicache_size", 0):
             args.hicache_ratio = TIERED_STAGING_RATIO
     lines = store_refusals(args, options)
     if problem := checksum_problem():
