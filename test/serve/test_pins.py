@@ -177,6 +177,8 @@ def test_a_pool_full_of_pins_still_serves(server: ServerProcess):
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0"),
         ({"messages": []}, "messages: "),
         ({"text": "a", "tools": []}, "tools need messages"),
+        ({"text": "a", "cache_salt": "x" * 4097}, "cache_salt: String should have at most 4096 characters"),
+        ({"text": "a", "extra_key": "x" * 4097}, "extra_key: String should have at most 4096 characters"),
         ({"text": "a", "ttl_seconds": 0}, "ttl_seconds: "),
         ({"text": "a", "ttl_seconds": "soon"}, "ttl_seconds: "),
         ({"text": "a", "ttl": 3}, "ttl: "),

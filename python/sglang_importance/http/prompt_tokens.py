@@ -12,10 +12,13 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from sglang_importance.http.requests.fields.text_rules import MAX_NAME
 from sglang_importance.http.requests.fields.token_rules import unknown_token
 from sglang_importance.http.server_state import tokenizer_manager
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+"""As of requests. Only where its length is limited pydantic refuses half a surrogate pair, too."""
 
 FORMS = ("text", "messages", "input_ids")
 
@@ -39,10 +42,10 @@ class Prompt(BaseModel):
     input_ids: list[TokenId] | None = Field(
         None, min_length=1, description="Token ids, passed on as they are."
     )
-    cache_salt: str | None = Field(
+    cache_salt: Name | None = Field(
         None, description="Of the requests that share the prefix; requests of other salts never do."
     )
-    extra_key: str | None = Field(None, description="The same, for requests that carry one.")
+    extra_key: Name | None = Field(None, description="The same, for requests that carry one.")
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:

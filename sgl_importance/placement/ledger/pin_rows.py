@@ -112,7 +112,9 @@ def _decode(row: tuple[Any, ...], page_size: int) -> Pin | None:
     try:
         if checksum != _checksum(values) or not tokens or len(tokens) % (4 * page_size):
             return None
-        extra_key, cache_salt = json.loads(names)
+        extra_key, cache_salt = namespace = json.loads(names)
+        for name in namespace:
+            str.encode(name or "")  # no answer of a server could name half a surrogate pair
         ids = array("q", np.frombuffer(tokens, dtype="<i4").astype(np.int64).tobytes())
         return Pin(pin_id, ids, extra_key, cache_salt, expires_at)
     except (TypeError, ValueError):

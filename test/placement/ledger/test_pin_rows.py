@@ -113,6 +113,15 @@ def test_a_damaged_pin_is_left_out_and_counted(place: LedgerPlace, change: str):
     ledger.close()
 
 
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+def test_a_pin_that_no_answer_could_name_is_left_out_and_counted(place: LedgerPlace, field: str):
+    ledger = open_ledger(place)
+    write(ledger, make_pin("a", **{field: "\ud800"}), make_pin("b", **{field: "\U0001f511"}))
+    assert [(pin.pin_id, getattr(pin, field)) for pin in read(ledger)] == [("b", "\U0001f511")]
+    assert ledger.pins.damaged == 1
+    ledger.close()
+
+
 def test_a_ledger_of_the_schema_without_pins_keeps_what_was_learnt(place: LedgerPlace):
     ledger = open_ledger(place)
     ledger.write([record([1, 2, 3, 4])], clock=5, requests=5, namespaces=[NAMESPACE])
