@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,8 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import server_state
 from sglang_importance.http.requests.answer_places import OPENAI
 from sglang_importance.http.requests.carried_fields import carried_by
+from sglang_importance.http.requests.fields.bad_field import BadField
+from sglang_importance.http.requests.kv_fields import read_fields
 from sglang_importance.http.requests.route_families import (
     CARRYING,
     CLOSING,
@@ -183,8 +187,15 @@ def test_a_list_of_namespaces_goes_with_a_batch(monkeypatch: pytest.MonkeyPatch)
         (
             "/v1/chat/completions",
             {"metadata": {"cache_salt": 7}},
-            "metadata.cache_salt: must be a text, not int",
+            "metadata.cache_salt: must be a text, not 7",
         ),
+        (
+            "/v1/chat/completions",
+            {"metadata": {"cache_salt": "x" * 4097}},
+            "metadata.cache_salt: has 4097 characters: give at most 4096",
+        ),
+        ("/v1/responses", {"extra_key": "x" * 4097}, "extra_key: has 4097 characters: give at most 4096"),
+        ("/v1/responses", {"session_id": "x" * 4097}, "session_id: has 4097 characters: give at most 4096"),
         (
             "/v1/chat/completions",
             {"cache_salt": "x", "metadata": {"cache_salt": "y"}},
@@ -242,6 +253,23 @@ def test_what_would_be_dropped_is_refused_in_one_line(
     assert message.startswith(problem)
     assert "\n" not in message
     assert guarded_client(monkeypatch, "default").post(path, json=needed | body).status_code == 200
+
+
+@pytest.mark.parametrize("takes_lists", [True, False])
+@pytest.mark.parametrize("place", ["", "metadata", "options"])
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+def test_a_namespace_is_a_name_wherever_it_stands(field: str, place: str, takes_lists: bool) -> None:
+    """A parser of JSON that is laxer than sglang's also brings half a surrogate pair."""
+    read = partial(read_fields, places=("", "metadata", "options"), takes_lists=takes_lists)
+    path = f"{place}.{field}".lstrip(".")
+    for value, problem in (("x" * 4097, "has 4097 characters"), ("\ud800", "holds half a surrogate pair")):
+        given = [({field: value}, path)]
+        if takes_lists and not place:
+            given.append(({field: ["x", value]}, f"{path}.1"))
+        for fields, named in given:
+            with pytest.raises(BadField, match=rf"^{re.escape(named)}: {problem}"):
+                read({place: fields} if place else fields)
+    assert getattr(read({place: {field: "x" * 4096}} if place else {field: "x" * 4096}), field)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 from sgl_importance.json_text import read_json
 from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.requests.fields.bad_field import BadField
-from sglang_importance.http.requests.fields.text_rules import MAX_NAME
+from sglang_importance.http.requests.fields.text_rules import name_problem
 
 NAMESPACE_FIELDS = ("cache_salt", "extra_key")
 FIELDS = (*NAMESPACE_FIELDS, FIELD)
@@ -61,7 +61,7 @@ def read_fields(body: Mapping[str, Any], places: Sequence[str], *, takes_lists: 
         takes_lists: whether a namespace may be a list, one for each prompt.
 
     Raises:
-        BadField: a field stands where nobody reads it, is no text, or has two values.
+        BadField: a field stands where nobody reads it, is no name, or has two values.
         BadHint: a hint cannot be followed; names the field.
     """
     refuse_elsewhere(body, places)
@@ -114,26 +114,35 @@ def _namespace(body: Mapping[str, Any], name: str, places: Sequence[str], takes_
         value = holder.get(name) if isinstance(holder, Mapping) else None
         if value in (None, ""):
             continue
-        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if not isinstance(value, str) and not (takes_lists and place == TOP and is_list):
-            raise BadField(_path(place, name), f"must be a text, not {type(value).__name__}")
+        _check_names(_path(place, name), value, takes_lists=takes_lists and place == TOP)
         if known is not None and value != known:
             raise BadField(_path(place, name), f"is not what {_path(places[0], name)} says: give it once")
         known = value
     return known
 
 
+def _check_names(path: str, value: Any, *, takes_lists: bool) -> None:
+    """
+    Raises:
+        BadField: it is neither a name nor, where lists are taken, a list of names.
+    """
+    is_list = takes_lists and isinstance(value, list)
+    names = {f"{path}.{at}": each for at, each in enumerate(value)} if is_list else {path: value}
+    for field, each in names.items():
+        if problem := name_problem(each):
+            raise BadField(field, problem)
+
+
 def _session_id(body: Mapping[str, Any]) -> str | None:
     """What stands elsewhere is the client's own, such as a ``session_id`` in its ``metadata``.
 
     Raises:
-        BadField: it is no text, or too long a one.
+        BadField: it is no name.
     """
-    value = body.get("session_id")
+    value: str | None = body.get("session_id")
     if value in (None, ""):
         return None
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise BadField("session_id", f"must be a text of at most {MAX_NAME} characters")
+    _check_names("session_id", value, takes_lists=False)
     return value
 
 

@@ -21,17 +21,26 @@ def text(most: int | None = None, *, least: int = 0) -> Rule:
     """
 
     def check(value: Any, server: ServerFacts) -> str | None:
-        if not isinstance(value, str):
-            return f"must be a text, not {shown(value)}"
-        if len(value) < least:
-            return "must not be empty"
-        if most is not None and len(value) > most:
-            return f"has {len(value)} characters: give at most {most}"
-        if not is_utf8(value):
-            return "holds half a surrogate pair, which is no character: send proper UTF-8"
-        return None
+        return _text_problem(value, most, least)
 
     return check
+
+
+def name_problem(value: Any) -> str | None:
+    """What keeps a value from being an id, key, salt or name; None where nothing does."""
+    return _text_problem(value, MAX_NAME, 0)
+
+
+def _text_problem(value: Any, most: int | None, least: int) -> str | None:
+    if not isinstance(value, str):
+        return f"must be a text, not {shown(value)}"
+    if len(value) < least:
+        return "must not be empty"
+    if most is not None and len(value) > most:
+        return f"has {len(value)} characters: give at most {most}"
+    if not is_utf8(value):
+        return "holds half a surrogate pair, which is no character: send proper UTF-8"
+    return None
 
 
 def is_utf8(value: str) -> bool:
