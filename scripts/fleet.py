@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from fleet_processes import (
@@ -37,6 +38,7 @@ from fleet_processes import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache" / "models"
 LOOK_SECONDS = 1.0
 RESTART_SECONDS = 5.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,7 +57,25 @@ def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Proces
     if words.returncode:
         raise FleetError(words.stderr.strip().splitlines()[-1])
     command = [sys.executable, *words.stdout.splitlines()[1:]]
-    return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder)
+    env = {"HF_HUB_OFFLINE": "1"} if _model_of_ours(command) else {}  # as in serve.sh
+    return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder, env)
+
+
+def _model_of_ours(command: Sequence[str]) -> Path | None:
+    """The folder of a model that serve.sh knows by name."""
+    for flag, word in pairwise(command):
+        if flag == "--model-path" and Path(word).is_relative_to(ROOT):
+            return Path(word)
+    return None
+
+
+def fetch_model(command: Sequence[str]) -> None:
+    """Fetches a trained model that is asked for by name, unless it is there; its own words say why not."""
+    model = _model_of_ours(command)
+    if model is not None and model.parent == CACHE:
+        fetched = subprocess.run([sys.executable, ROOT / "scripts" / "get_model.py", model.name], check=False)
+        if fetched.returncode:
+            raise FleetError(f"{model.name} could not be fetched")
 
 
 def check_flags(flags: Sequence[str], *, is_mooncake: bool) -> None:
@@ -203,6 +223,7 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as below nohup
             signal.signal(each, ending)
     try:
+        fetch_model(started_in_order[-1 if options.router is None else -2][0].command)
         for each in fleet:
             if each.is_healthy():
                 raise FleetError(

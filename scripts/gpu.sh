@@ -11,6 +11,9 @@
 # which sglang 0.5.21 brings), `serve` sglang==0.5.21. What cannot run for want of them is named at the end.
 set -euo pipefail
 
+for folder in WHEELS OUT; do [[ -z ${!folder-} ]] || declare "$folder=$(realpath -m "${!folder}")"; done
+[[ ${PYTHON-} != */* ]] || PYTHON=$(realpath -s "$PYTHON")
+[[ ${1-} != carry || $# -ne 3 ]] || set -- carry "$2" "$(realpath -m "$3")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 die() {

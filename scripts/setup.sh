@@ -74,7 +74,7 @@ step() { echo "==> [${SECONDS} s] $*"; }
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON-} python3.11 python3.12 python3.13 python3; do
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       echo "$candidate"
       return
@@ -84,13 +84,21 @@ find_python() {
   return 1
 }
 
+making=$root/.cache/setup.making
+is_of_this_script() { [[ -e $making ]] || compgen -G "$venv/.sgl-importance-*" >/dev/null; }
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  if [[ -n $(ls -A "$venv" 2>/dev/null) ]] && ! is_of_this_script; then
+    echo "setup.sh: .venv has no pip and was not made by this script: remove it, or run .venv/bin/python -m ensurepip" >&2
+    exit 1
+  fi
   python=$(find_python)
+  touch "$making"
   step "Making .venv with $("$python" --version)"
   if ! "$python" -m venv --clear "$venv"; then
     echo "setup.sh: $python cannot make a virtual environment: install its venv package (python3-venv)" >&2
     exit 1
   fi
+  rm "$making"
 fi
 rm -f "$(stamp runtime)" "$(stamp test)"
 

@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fleet
 import psutil
 import pytest
 from fleet_processes import FleetError, Process
@@ -261,3 +262,25 @@ def test_an_interrupt_while_a_program_starts_leaves_nothing_behind(tmp_path: Pat
             os.killpg(child, signal.SIGKILL)
         fleet.kill()
         fleet.wait()
+
+
+def test_a_model_that_is_asked_for_by_name_is_fetched_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Servers are started from the words of serve.sh, which fetches it only when it starts one itself."""
+    asked: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append([str(word) for word in words])
+        return subprocess.CompletedProcess(words, 1)
+
+    by_name = fleet.server(tmp_path, 0, 29400, ["--model", "smollm2"])
+    by_path = fleet.server(tmp_path, 1, 29401, [f"--model-path={tmp_path}"])
+    assert by_name.env["HF_HUB_OFFLINE"] == "1"
+    assert by_path.env == {}
+    monkeypatch.setattr(fleet.subprocess, "run", run)
+    fleet.fetch_model(by_path.command)
+    assert asked == []
+    with pytest.raises(FleetError, match="smollm2 could not be fetched"):
+        fleet.fetch_model(by_name.command)
+    assert asked == [[sys.executable, str(ROOT / "scripts" / "get_model.py"), "smollm2"]]

@@ -120,6 +120,17 @@ def test_the_plugin_is_announced_as_an_installed_package_announces_it(
     assert ours.version == installed.version
 
 
+def test_folders_are_named_from_where_it_is_called(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": "./python", "CALLS": str(tmp_path / "calls")}
+    words = ["bash", ROOT / "scripts/gpu.sh", "carry", "serve", "my wheels"]
+    subprocess.run(words, env=environment, cwd=tmp_path, check=True)
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call == f"scripts/gpu/carry.py serve {tmp_path / 'my wheels'}"
+
+
 @pytest.mark.parametrize("words", [["train"], ["serve", "--fast"], ["--dry-run", "serve"]])
 def test_words_that_it_does_not_know_are_refused(words: list[str]) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}

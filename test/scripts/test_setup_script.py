@@ -80,6 +80,43 @@ def test_an_interrupted_install_is_done_again(checkout: Any) -> None:
     assert any("sglang==" in line for line in installs(checkout))
 
 
+WITHOUT_PIP = """#!/usr/bin/env bash
+[[ "$*" != *"-m pip --version"* ]]
+"""
+MAKES_NONE = """#!/usr/bin/env bash
+[[ "$*" == -c* || "$*" == --version ]]
+"""
+
+
+@pytest.fixture
+def without_pip(checkout: Any, tmp_path: Path) -> dict[str, str]:
+    """A .venv as other tools make it, and a Python, below a path with a space, that would make one anew."""
+    (checkout.root / ".venv/bin/python").write_text(WITHOUT_PIP)
+    (checkout.root / ".venv/theirs").touch()
+    maker = tmp_path / "my pythons" / "python3"
+    maker.parent.mkdir()
+    maker.write_text(MAKES_NONE)
+    maker.chmod(0o755)
+    return {**os.environ, "PYTHON": str(maker)}
+
+
+def test_an_environment_of_somebody_else_is_not_removed(checkout: Any, without_pip: dict[str, str]) -> None:
+    ended = checkout.run("setup.sh", env=without_pip)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "remove it, or run .venv/bin/python -m ensurepip" in line
+    assert (checkout.root / ".venv/theirs").exists()
+
+
+def test_one_of_ours_that_is_broken_is_made_anew_by_the_python_that_was_named(
+    checkout: Any, without_pip: dict[str, str]
+) -> None:
+    (checkout.root / ".venv/.sgl-importance-runtime").write_text("of an older set-up")
+    ended = checkout.run("setup.sh", env=without_pip)
+    assert ended.returncode == 1
+    assert f"{without_pip['PYTHON']} cannot make a virtual environment" in ended.stderr
+
+
 def test_no_build_of_torch_for_cpus_is_one_line_and_never_a_build_for_cuda(checkout: Any) -> None:
     (checkout.root / "broken").write_text("+cpu")
     ended = checkout.run("setup.sh", env={**os.environ, "TARGET": "cpu"})
