@@ -99,6 +99,10 @@ class BatchWorker(Generic[T]):
             if self.unfinished:
                 raise TimeoutError(f"{self._thread.name}: {self.unfinished} items are left")
 
+    def take_no_more(self) -> None:
+        """Refuses what comes from now on, and waits for nothing: what is there is worked through."""
+        self._refuse_more()
+
     def close(self, seconds: float | None = None) -> None:
         """Refuses what comes from now on and waits until what is there is worked through.
 

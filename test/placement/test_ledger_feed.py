@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import random
+import threading
 from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.placement.ledger import ledger_writer
 from sgl_importance.placement.ledger.ledger import Ledger
 from sgl_importance.placement.ledger.ledger_database import LedgerDamaged
+from sgl_importance.placement.ledger.ledger_writer import Visit
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
 from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm, prewarm_from_ledger, serve, start
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.waiting import HANG_SECONDS
 from support.workloads.ledger_rows import open_ledger
 
 pytestmark = pytest.mark.usefixtures("weights")
@@ -200,6 +205,36 @@ def test_cut_nodes_are_not_held_where_nothing_is_written(tmp_path: Path, monkeyp
     feed.cut(next(iter(driver.all_nodes())))
     feed.abandon()
     assert not feed._cut
+
+
+def test_a_fault_does_not_wait_for_a_write_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was handed over before is written all the same."""
+    driver = start(tmp_path / "l.sqlite")
+    may_write, is_writing = threading.Event(), threading.Event()
+    write = Ledger.write
+
+    def slow(ledger: Ledger, *args, **kwargs) -> None:
+        is_writing.set()
+        assert may_write.wait(HANG_SECONDS)
+        write(ledger, *args, **kwargs)
+
+    monkeypatch.setattr(Ledger, "write", slow)
+    monkeypatch.setattr(ledger_writer, "CLOSE_SECONDS", 2 * HANG_SECONDS)
+    serve(driver, list(range(30)))
+    assert is_writing.wait(HANG_SECONDS)
+    faults = driver.component.state.faults
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    faults.learn(FaultPlace.LEARNING, fail)
+    may_write.set()  # only now: a fault that waited for the write would have failed it
+    assert not faults.is_learning
+    assert not driver.component.ledger._writer.put(Visit((), 1, None, None))
+    driver.component.ledger._writer.close()
+    ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
+    assert len(ledger) == len(list(driver.all_nodes()))
+    ledger.close()
 
 
 def test_salts_keep_their_own_roots(tmp_path: Path):

@@ -78,14 +78,19 @@ class LedgerFeed:
     def close(self) -> None:
         """Writes the waiting visits. A scheduler that is killed loses the last half second."""
         atexit.unregister(self.close)
+        atexit.unregister(self._writer.close)
         self._writer.put(Visit((), self._policy.clock, None, ReuseEvidence.of(self._policy.reuse)))
         self._writer.close()
 
     def abandon(self) -> None:
-        """Learning has failed: facts may be wrong by now, and are not written any more."""
+        """Learning has failed: facts may be wrong by now, and are not written any more.
+
+        Called within the scheduler's pass, which waits for no disk: the end of the process does.
+        """
         atexit.unregister(self.close)
         self._cut.clear()
-        self._writer.close()
+        self._writer.take_no_more()
+        atexit.register(self._writer.close)
 
     def keep_pins(self, pins: Iterable[Pin]) -> None:
         """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept."""

@@ -174,6 +174,10 @@ class LedgerWriter:
         self._look = None
         return survivors
 
+    def take_no_more(self) -> None:
+        """Drops visits from now on, and waits for nothing: the thread writes those that wait, and ends."""
+        self._worker.take_no_more()
+
     def close(self) -> None:
         """Writes the waiting visits and closes the ledger; gives up after ``CLOSE_SECONDS``."""
         self._worker.close(CLOSE_SECONDS)
