@@ -24,10 +24,6 @@ class LateCounts:
         self._is_coming = False
         self._taken = [0] * number
 
-    def add(self, *terms: torch.Tensor) -> None:
-        """Adds a number to each sum, int64 [] each; nothing waits."""
-        self._sums += torch.stack(terms)
-
     @property
     def sums(self) -> torch.Tensor:
         """Where a kernel adds, int64 [number]."""

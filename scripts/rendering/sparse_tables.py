@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.rendering.figures import results
-from sgl_importance.sparse.device_plan import TILE_TOKENS, DevicePlan, KvShape
 
 
 def exact_match_table(task: str) -> str:
@@ -171,24 +170,6 @@ def rebuilding_table() -> str:
             for row in results("pages_rebuilding")["rows"]
         ],
     )
-
-
-def metadata_gigabytes(purpose: str) -> float:
-    """What 32 requests of 128k tokens of a 70B model take on the device, by purpose; ``kv``: in the pool."""
-    shape = KvShape(layers=80, kv_heads=8, key_dim=128, value_dim=128, item_bytes=2)
-    tokens, page_size = 32 * 131_072, 16
-    plan = DevicePlan(
-        shape,
-        page_size=page_size,
-        num_pages=tokens // page_size + 1,
-        num_slots=tokens // page_size // 10,
-        num_frames=32,
-        staging_pages=TILE_TOKENS // page_size,
-        budget_bytes=0,
-        kept_bytes=4 * shape.key_dim,
-    )
-    sizes = {**plan.bytes_by_purpose, "kv": tokens * shape.token_bytes}
-    return sizes[purpose] / 1e9
 
 
 def load_over(arm: str, context: int, *, throttled: bool, name: str = "tokens_per_second") -> str:

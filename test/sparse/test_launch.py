@@ -78,13 +78,21 @@ def test_a_gpu_has_conflicts_of_its_own(changes: dict[str, Any], cure: str) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
 def test_no_pool_is_built_of_the_quantized_kv_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
-    configurator = SimpleNamespace(kv_cache_dtype=dtype, kv_cache_dtype_str="auto")
+    heads = SimpleNamespace(head_dim=64, v_head_dim=64)
+    configurator = SimpleNamespace(kv_cache_dtype=dtype, kv_cache_dtype_str="auto", model_config=heads)
     with pytest.raises(LaunchRefused) as refused:
         _tiered_pool(pytest.fail, configurator, max_total_num_tokens=64)  # type: ignore[arg-type]
     (line,) = refused.value.reasons
     assert line == (
         "--kv-residency tiered does not support a checkpoint's quantized KV cache: use --kv-residency full"
     )
+
+
+def test_no_pool_is_built_of_keys_and_values_of_different_sizes() -> None:
+    heads = SimpleNamespace(head_dim=192, v_head_dim=128)
+    configurator = SimpleNamespace(kv_cache_dtype=torch.bfloat16, model_config=heads)
+    with pytest.raises(LaunchRefused, match="keys and values differ in size: use --kv-residency full"):
+        _tiered_pool(pytest.fail, configurator, max_total_num_tokens=64)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])

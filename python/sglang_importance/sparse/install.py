@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from sgl_importance.laboratory import load_control
@@ -65,8 +64,6 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     )
 
     def create_backend(model_runner: ModelRunner, *, emits: bool) -> AttentionBackend:
-        if model_runner.is_draft_worker:
-            return TorchNativeAttnBackend(model_runner)
         chooser, selecting = _choosing(model_runner, options) if options.is_sparse else (None, [])
         if emits:
             return EmittingTieredBackend(model_runner, options, chooser, selecting)
@@ -118,14 +115,22 @@ def _tiered_pool(
     """Builds the pool of tiered pages in the place of upstream's.
 
     Raises:
-        LaunchRefused: its keys would be quantized, which no attention to tiered pages reads.
+        LaunchRefused: no attention to tiered pages reads what it would hold.
     """
-    if configurator.kv_cache_dtype.itemsize == 1:
-        # The checkpoint asks for it, where --kv-cache-dtype says auto. Refused here, not with the other
-        # models (launch/modes): those are refused when the pool is there.
-        residency = name_of("tiered.residency")
-        what = "a checkpoint's quantized KV cache"
-        raise LaunchRefused([f"{residency} tiered does not support {what}: use {residency} full"])
+    # Refused here, not with the other models (launch/modes): those are refused when the pool is there.
+    model = configurator.model_config
+    unread = {
+        # The checkpoint asks for it, where --kv-cache-dtype says auto.
+        "a checkpoint's quantized KV cache": configurator.kv_cache_dtype.itemsize == 1,
+        "heads whose keys and values differ in size": model.head_dim != model.v_head_dim,
+    }
+    residency = name_of("tiered.residency")
+    if lines := [
+        f"{residency} tiered does not support {what}: use {residency} full"
+        for what, is_so in unread.items()
+        if is_so
+    ]:
+        raise LaunchRefused(lines)
     plan = _plan(configurator, max_total_num_tokens)
     options = _options(configurator)
     pool = build(
