@@ -63,11 +63,11 @@ class Prefix:
 
     @property
     def body(self) -> dict[str, Any]:
-        """It in the body of a request."""
+        """It in the body of a request. Without the empty names ``find`` would look at every tenant's KV."""
         return {
             "input_ids": list(self.input_ids),
-            "extra_key": self.extra_key,
-            "cache_salt": self.cache_salt,
+            "extra_key": self.extra_key or "",
+            "cache_salt": self.cache_salt or "",
         }
 
 

@@ -52,6 +52,25 @@ def test_each_replica_is_a_member(server: ServerProcess) -> None:
     assert [(each["name"], each["uses"]) for each in hot["members"]] == list(zip(names, (2, 1), strict=True))
 
 
+def test_each_tenant_s_uses_are_its_own(server: ServerProcess) -> None:
+    tokens = [number % 70 + 9 for number in range(2 * PAGE + 3)]
+    for salt, rank in ((None, 0), (None, 0), (None, 0), ("tenant", 1), ("tenant", 1)):
+        sampling = {"temperature": 0, "max_new_tokens": 2}
+        body = {"input_ids": tokens, "sampling_params": sampling, "routed_dp_rank": rank, "cache_salt": salt}
+        server.post("/generate", body)
+    rows = [row for row in command(server.base_url)["hottest"] if row["tokens"] == 2 * PAGE]
+    uses = {row["cache_salt"]: [member["uses"] for member in row["members"]] for row in rows}
+    assert uses == {None: [2, 0], "tenant": [0, 1]}
+    found = {
+        salt: [
+            each["matched_tokens"]
+            for each in server.post("/kv_importance/find", {"input_ids": tokens} | given)["dp_ranks"]
+        ]
+        for salt, given in (("any", {}), ("none", {"cache_salt": ""}), ("one", {"cache_salt": "tenant"}))
+    }
+    assert found == {"any": [32, 32], "none": [32, 0], "one": [0, 32]}
+
+
 def test_a_pin_is_on_both_and_is_one(server: ServerProcess, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps(PROMPT))

@@ -192,7 +192,7 @@ def test_a_cell_of_tiered_pages_is_as_chosen_as_its_best_page(pages: int, seed: 
 
 def test_a_prefix_is_found_down_to_a_part_of_a_page(driver):
     tokens = prompt(0, 3) + prompt(50, 2)
-    namespace = {"extra_key": None, "cache_salt": None}
+    namespace = {"extra_key": None, "cache_salt": None, "any_namespace": False}
     found = ask(driver, "find", tokens=[*tokens, 1, 2, 3], **namespace)
     assert (found["matched_tokens"], found["tokens"]) == (5 * PAGE, 5 * PAGE + 3)
     assert sum(part["tokens"] for part in found["path"]) == 5 * PAGE
@@ -200,6 +200,20 @@ def test_a_prefix_is_found_down_to_a_part_of_a_page(driver):
     assert part["matched_tokens"] == PAGE + 1
     assert part["path"][0]["id"] == found["path"][0]["id"]
     assert ask(driver, "find", tokens=[399] * 8, **namespace)["path"] == []
+
+
+def test_a_prefix_is_found_in_one_namespace_or_in_any(driver):
+    tokens = prompt(10_000, 3)
+    serve(driver, [*tokens, 1], salt="tenant")
+
+    def matched(salt: str | None, *, any_namespace: bool = False) -> int:
+        namespace = {"extra_key": None, "cache_salt": salt, "any_namespace": any_namespace}
+        return ask(driver, "find", tokens=tokens, **namespace)["matched_tokens"]
+
+    assert (matched("tenant"), matched(None, any_namespace=True)) == (3 * PAGE, 3 * PAGE)
+    assert (matched("other"), matched(None)) == (0, 0)
+    serve(driver, [*tokens[: 2 * PAGE], 1])
+    assert (matched(None), matched(None, any_namespace=True)) == (2 * PAGE, 3 * PAGE)
 
 
 @given(st.lists(st.integers(0, 1), max_size=12), st.lists(st.integers(0, 1), max_size=12))

@@ -142,9 +142,11 @@ async def post_find(request: Request) -> dict[str, Any]:
     """Where a prompt lies in the tree. Not a GET: prompts do not belong into access logs.
 
     Answers ``tokens``, ``matched_tokens`` and the ``path`` of nodes that holds most of it, in any
-    namespace unless ``cache_salt`` or ``extra_key`` is given.
+    namespace unless ``cache_salt`` or ``extra_key`` is given: an empty one is that of requests without.
     """
-    return await _ask_of_prompt("find", request)
+    body, prompt = await _prompt_in(request)
+    prompt["any_namespace"] = body.cache_salt is None and body.extra_key is None
+    return await _ask_rank("find", prompt, request)
 
 
 @wants_key
@@ -218,7 +220,8 @@ async def post_why(request: Request) -> dict[str, Any]:
 
     Answers as ``GET``, with one request. Storage is not asked.
     """
-    return _written_out(await _ask_of_prompt("why_prompt", request))
+    _, prompt = await _prompt_in(request)
+    return _written_out(await _ask_rank("why_prompt", prompt, request))
 
 
 def _written_out(document: dict[str, Any]) -> dict[str, Any]:
@@ -250,8 +253,7 @@ async def post_importance(request: Request) -> dict[str, Any]:
     specification, or null where the page is unknown.
     """
     body = validated(ImportanceBody, await json_body(request))
-    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
-    return await ask("importance", body.model_dump(), dp_rank, request=request)
+    return await _ask_rank("importance", body.model_dump(), request)
 
 
 async def _ask_by_query(operation: str, model: type[OfRank], request: Request) -> dict[str, Any]:
@@ -260,11 +262,15 @@ async def _ask_by_query(operation: str, model: type[OfRank], request: Request) -
     return await ask(operation, query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
 
 
-async def _ask_of_prompt(operation: str, request: Request) -> dict[str, Any]:
-    """An operation on the prompt in the body of its route."""
+async def _prompt_in(request: Request) -> tuple[Prompt, dict[str, Any]]:
+    """The body of a route, and its prompt as an operation takes it."""
     body = validated(Prompt, await json_body(request))
     extra_key, cache_salt = body.namespace
     tokens = await prompt_tokens(body, request)
-    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
+    return body, {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
+
+
+async def _ask_rank(operation: str, arguments: dict[str, Any], request: Request) -> dict[str, Any]:
+    """An operation of the rank that the query of its route names, or of all."""
     dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
-    return await ask(operation, prompt, dp_rank, request=request)
+    return await ask(operation, arguments, dp_rank, request=request)

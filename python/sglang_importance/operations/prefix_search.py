@@ -14,10 +14,10 @@ from sglang_importance.upstream.nodes import key_of, tokens_of
 
 
 def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
-    """``tokens`` of a prompt, and the ``extra_key`` and ``cache_salt`` to look under.
+    """``tokens`` of a prompt, and the ``extra_key`` and ``cache_salt`` to look under, or ``any_namespace``.
 
-    Without either, every namespace is looked at and the one that holds most of the prompt answers. Other than
-    a request, the search also goes into a part of a page: a few words find the prompts that begin with them.
+    Of all namespaces the one that holds most of the prompt answers. Other than a request, the search also
+    goes into a part of a page: a few words find the prompts that begin with them.
     """
     wanted = array("q", arguments["tokens"])
     namespace = arguments["extra_key"], arguments["cache_salt"]
@@ -25,10 +25,8 @@ def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
     path: list[dict[str, Any]] = []
     matched = 0
     siblings = list(cache.python_core.root_node.children.values())
-    if any(namespace):
-        siblings = [
-            node for node in siblings if (key_of(node).extra_key, key_of(node).cache_salt) == namespace
-        ]
+    if not arguments["any_namespace"]:
+        siblings = [node for node in siblings if _namespace(node) == namespace]
     while siblings and matched < len(wanted):
         best: UnifiedTreeNode | None = None
         best_length = 0
@@ -47,6 +45,10 @@ def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
             break
         siblings = list(best.children.values())
     return {"tokens": len(wanted), "matched_tokens": matched, "path": path}
+
+
+def _namespace(node: UnifiedTreeNode) -> tuple[str | None, str | None]:
+    return key_of(node).extra_key or None, key_of(node).cache_salt or None
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

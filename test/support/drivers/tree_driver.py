@@ -173,10 +173,10 @@ class TreeDriver:
 
     # ---- requests ----
 
-    def admit(self, tokens: list[int]) -> Request:
+    def admit(self, tokens: list[int], salt: str | None = None) -> Request:
         """Matches, loads host pages back, and locks; OutOfMemory leaves everything as it was."""
         self._serial += 1
-        request = Request(str(self._serial), array("q", tokens))
+        request = Request(str(self._serial), array("q", tokens), cache_salt=salt)
         self._match_and_lock(request)
         return request
 

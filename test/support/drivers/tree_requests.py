@@ -17,8 +17,10 @@ def serve(
     prefill: np.ndarray | None = None,
     decode: np.ndarray | None = None,
     output: tuple[int, ...] = (7,),
+    *,
+    salt: str | None = None,
 ) -> Request:
-    request = driver.admit(tokens)
+    request = driver.admit(tokens, salt)
     driver.prefill(request, body=prefill)
     driver.decode(request, list(output), body=decode)
     driver.finish(request)
