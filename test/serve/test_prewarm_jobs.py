@@ -11,7 +11,7 @@ from fastapi import HTTPException
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import prewarm_route
-from sglang_importance.http.prewarm_route import Jobs
+from sglang_importance.http.prewarm_route import MAX_RUNNING, Jobs
 from sglang_importance.http.prewarming import Job, State
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
@@ -57,3 +57,21 @@ def test_a_job_that_ends_early_takes_no_more_time(
     assert (job.state, job.detail) == (state, detail)
     assert job.ended is not None
     assert job.describe()["seconds"] == round(job.ended - job.began, 3)
+
+
+def test_a_caller_begins_no_more_than_a_few_dozen_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prewarm_route, "ask_each", never)
+
+    async def begin_many() -> None:
+        jobs = Jobs(ImportanceOptions(policy="importance"))
+        begun = [jobs.begin("prompt") for _ in range(MAX_RUNNING)]
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match=r"^503: 64 pre-warms have not ended: wait for one of them"):
+            jobs.begin("ledger")
+        assert jobs.begin("idle").state is State.RUNNING, "the server's own waits for nobody's"
+        assert len(jobs.describe()) == MAX_RUNNING + 1
+        for job in begun[:2]:
+            await jobs.cancel(job)
+        assert jobs.begin("ledger").state is State.RUNNING
+
+    asyncio.run(begin_many())

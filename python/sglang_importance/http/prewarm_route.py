@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 3600.0
 KEPT_JOBS = 64  # the oldest that have ended make room
+MAX_RUNNING = 64
+"""Pre-warms that callers have begun and that have not ended: each holds its prompt."""
+_UNASKED = ("start", "idle")
 IDLE_SECONDS = 2.0
 """Without any request of a user, before something is brought in unasked."""
 STORAGE_STEP_TOKENS = 256  # fewer are not looked for in storage, by default
@@ -73,7 +76,15 @@ class Jobs:
         self._prewarmer: Prewarmer | None = None
 
     def begin(self, origin: str, max_seconds: float | None = None, path: WarmPath | None = None) -> Job:
-        """Starts a job: one path, or the ledger's choice."""
+        """Starts a job: one path, or the ledger's choice.
+
+        Raises:
+            HTTPException: 503, a caller asks, and too many have not ended.
+        """
+        running = sum(each.state is State.RUNNING for each in self._jobs.values())
+        if origin not in _UNASKED and running >= MAX_RUNNING:
+            problem = f"{running} pre-warms have not ended: wait for one of them, or cancel it"
+            raise HTTPException(status_code=503, detail=problem)
         job = Job(
             job_id=uuid.uuid4().hex[:12],
             origin=origin,
@@ -131,7 +142,7 @@ class Jobs:
             logger.exception("KV importance pre-warm %s", job.job_id)
             job.end(State.FAILED, f"{type(error).__name__}: {error}")
         prewarm_metrics.count("prewarm_ended_total", job.state.value)
-        if job.origin in ("start", "idle") and job.total_tokens:
+        if job.origin in _UNASKED and job.total_tokens:
             logger.info("KV importance pre-warm: %s", job.describe())
 
     async def _plan(self, job: Job, facts: dict[str, Any]) -> list[WarmPath]:
@@ -178,8 +189,9 @@ def _jobs(request: Request) -> Jobs:
 async def post_prewarm(request: Request) -> dict[str, Any]:
     """Starts to bring a prompt's prefix, or what the ledger values most, into the cache.
 
-    Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``. 501, as of all
-    these routes, where the server has several tokenizer workers, or is one for prefill or decode only.
+    Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``. 503 while 64 have
+    not ended. 501, as of all these routes, where the server has several tokenizer workers, or is one for
+    prefill or decode only.
     """
     chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
     jobs = _jobs(request)
