@@ -31,9 +31,9 @@ def integer(low: int, high: int, *, cure: str = "") -> Rule:
     return check
 
 
-def real(low: float, high: float, *, cure: str = "") -> Rule:
+def real(low: float, high: float) -> Rule:
     """Finite numbers from ``low`` to ``high``."""
-    wanted = f"must be a number from {low:g} to {high:g}{cure}"
+    wanted = f"must be a number from {low:g} to {high:g}"
 
     def check(value: Any, server: ServerFacts) -> str | None:
         if type(value) in (int, float) and low <= value <= high and math.isfinite(value):

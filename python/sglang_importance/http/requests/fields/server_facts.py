@@ -17,7 +17,6 @@ class ServerFacts:
         context_length: tokens of a prompt with its answer, at most.
         hidden_size: numbers in an embedding of a token.
         chunk_tokens: of a prompt, in one step; None where prompts are not cut.
-        page_tokens: of a page of the pool.
         data_ranks: data-parallel ranks.
         hidden_states: what may be asked for: ``""``, ``"last"`` or ``"full"``.
         metric_labels: that requests may bring.
@@ -27,7 +26,6 @@ class ServerFacts:
     context_length: int = 1 << 31
     hidden_size: int = 0
     chunk_tokens: int | None = None
-    page_tokens: int = 1
     data_ranks: int = 1
     hidden_states: str = ""
     metric_labels: frozenset[str] = frozenset()
@@ -73,7 +71,6 @@ def _read(manager: Any) -> ServerFacts:
         context_length=getattr(model, "context_len", None) or 1 << 31,
         hidden_size=getattr(model, "hidden_size", 0),
         chunk_tokens=chunk if chunk > 0 else None,
-        page_tokens=flag("page_size", 1),
         data_ranks=flag("dp_size", 1),
         hidden_states=hidden_states if hidden_states in ("last", "full") else "",
         metric_labels=frozenset(flag("tokenizer_metrics_allowed_custom_labels", ())),
