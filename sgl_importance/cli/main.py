@@ -78,7 +78,9 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, or it was printed already
             sys.exit(error.format_message().strip() or 2)
         command = error.ctx.command_path if error.ctx else PROGRAM
-        _end(f"{error.format_message().rstrip('.')}: see {command} --help")
+        problem = error.format_message().rstrip(".")
+        cure = "give an address by --url" if "http" in problem else f"see {command} --help"
+        _end(f"{problem}: {cure}")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package.startswith(("sgl_importance", "sglang_importance")):

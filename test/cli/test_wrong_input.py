@@ -97,6 +97,7 @@ WRONG = [
     ("snapshot --url ''", "give --url such as http://"),
     ("observe --watch inf", "see sgl-importance observe --help"),
     ("snapshot --limit 0", "see sgl-importance snapshot --help"),
+    ("observe http://127.0.0.1:30000", "give an address by --url"),
     ("pin add", "exactly one of --text, --text-file, --messages, --input-ids"),
     ("pins", "is now sgl-importance pin list"),
     ("unpin some", "is now sgl-importance pin rm"),
