@@ -141,11 +141,15 @@ class KvImportance:
                 would have no such time, there is no room for one more, or the policy is ``observe``.
         """
         from sglang_importance.http.pins_route import MAX_TTL_SECONDS
+        from sglang_importance.http.requests.fields.text_rules import name_problem
         from sglang_importance.http.requests.fields.token_rules import unknown_token
 
         tokens = [index(token) for token in input_ids]  # numpy's and torch's too
         if tokens and (problem := unknown_token(tokens, self._manager.model_config.vocab_size)):
             raise OperationRefused(f"input_ids: {problem}")
+        for field, name in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+            if name is not None and (problem := name_problem(name)):
+                raise OperationRefused(f"{field}: {problem}")
         if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL_SECONDS:
             raise OperationRefused(
                 f"ttl_seconds must be above 0 and at most {MAX_TTL_SECONDS:.0f}, not {ttl_seconds}"

@@ -34,6 +34,7 @@ MEANINGS = {
     "forgotten": "known once, longer ago than the server remembers",
     "parted": "behind the place where the prompt parted from what was asked before",
     "evicted": "given up to make room",
+    "session_over": "given up because its session had said that it was over",
     "other_namespace": "held for another salt, key or adapter",
     "flushed": "given back by a flush",
     "short": "less than a page, or the last token, which is always computed",

@@ -21,7 +21,9 @@ from sgl_importance.cli.pin_commands import app as pin_app
 from sgl_importance.cli.prewarm_command import app as prewarm_app
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.cli.snapshot_command import app as snapshot_app
+from sgl_importance.cli.why_command import MEANINGS
 from sgl_importance.cli.why_command import app as why_app
+from sgl_importance.misses.reason import Reason
 from sglang_importance.http.pins_route import PinBody
 from sglang_importance.http.prewarm_route import PrewarmRequest
 from sglang_importance.http.prompt_tokens import Prompt
@@ -377,3 +379,7 @@ def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) 
     told = next(line for line in printed.splitlines() if "tell their end" in line)
     assert "408" not in told, "computed tokens of fewer requests stand in no column of all"
     assert "+2.00%" in told
+
+
+def test_every_reason_of_a_miss_has_words() -> None:
+    assert set(MEANINGS) == set(Reason)

@@ -205,6 +205,10 @@ TTL = f"ttl_seconds must be above 0 and at most {MAX_TTL_SECONDS:.0f}, not "
             lambda cache: cache.pin([5, 512]),
             "input_ids: token id 512 is beyond the model's vocabulary of 512",
         ),
+        (
+            lambda cache: cache.pin([5], cache_salt="\ud800"),
+            "cache_salt: holds half a surrogate pair, which is no character: send proper UTF-8",
+        ),
         (lambda cache: cache.pin([5], ttl_seconds=0), TTL + "0"),
         (lambda cache: cache.pin([5], ttl_seconds=-1.0), TTL + "-1.0"),
         (lambda cache: cache.pin([5], ttl_seconds=math.nan), TTL + "nan"),
