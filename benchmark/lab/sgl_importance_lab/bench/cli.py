@@ -111,6 +111,9 @@ def bench_command(
         harness=harness.NAME,
     )
     fields = _fields("--body", body), _fields("--compare-body", compare_body)
+    kept = None if json_file is None else _kept_file(json_file)
+    if kept is not None and not resume:
+        kept.unlink(missing_ok=True)
     try:
         runs = []
         for number, place in enumerate([url, *(compare or [])]):
@@ -125,13 +128,13 @@ def bench_command(
             python = harness.install(environment) if install else harness.installed(environment)
             _fill(
                 run,
+                number,
                 python,
                 tokenizer if chosen.makes_prompts else data,
                 api_key,
                 timeout,
                 concurrency,
-                json_file,
-                resume,
+                kept,
             )
             runs.append(run)
             if json_file is not None:
@@ -145,29 +148,29 @@ def bench_command(
         _show_pairs(runs[0], run, pairs)
     if json_file is not None:
         write_runs(json_file, runs)
-        _kept_file(json_file).unlink(missing_ok=True)
+    if kept is not None:
+        kept.unlink(missing_ok=True)
     if plot is not None:
         draw_quality(runs, plot)
 
 
 def _fill(
     run: Run,
+    number: int,
     python: Path,
     data: Path | None,
     api_key: str | None,
     timeout: float,
     clients: int,
-    json_file: Path | None,
-    resume: bool,
+    kept: Path | None,
 ) -> None:
     asked = run.asked
-    kept = None if json_file is None else _kept_file(json_file)
-    if kept is not None and not resume:
-        kept.unlink(missing_ok=True)
     title = f"{asked.suite}, {run.name}"
     with counted(title, len(asked.lengths) * len(asked.tasks) * asked.samples) as advance:
         for length in asked.lengths:
-            proxy = RecordingProxy(run.url, run.served, api_key, timeout, run.body, kept, advance)
+            # By number: a server that is compared with itself answers for each of its places.
+            served = f"{number} {run.served}"
+            proxy = RecordingProxy(run.url, served, api_key, timeout, run.body, kept, advance)
             with listening(proxy) as address:
                 try:
                     samples = harness.samples_of(python, asked, length, address, run.model, data, clients)

@@ -144,6 +144,45 @@ def test_a_resumed_run_asks_only_what_is_missing(words: list[str], tmp_path: Pat
     assert document(out)[0]["parts"][0]["prompt_tokens"] == 50
 
 
+def test_a_run_interrupted_at_the_second_server_keeps_the_answers_of_the_first(
+    words: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "runs.json"
+    asked: list[str] = []
+    is_full = True
+
+    def first_answers(body: dict[str, Any]) -> Reply:
+        asked.append(body["prompt"])
+        return says("right")
+
+    def second_answers(_: dict[str, Any]) -> Reply:
+        return (503, b"full") if is_full else says("right")
+
+    with chat_server(first_answers) as first, chat_server(second_answers) as second:
+        arguments = [*words, "--url", first, "--compare", second, "--samples", "3", "--json", str(out)]
+        assert bench(arguments).exit_code == 2
+        assert len(asked) == 3
+        is_full = False
+        resumed = bench(arguments, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(asked) == 3, "the first server was asked again"
+    assert [run["parts"][0]["prompt_tokens"] for run in document(out)] == [30, 30]
+
+
+def test_a_server_beside_itself_is_asked_twice(words: list[str], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(body: dict[str, Any]) -> Reply:
+        asked.append(body["prompt"])
+        return says("right")
+
+    with chat_server(answer) as url:
+        out = str(tmp_path / "runs.json")
+        result = bench(words, "--url", url, "--compare", url, "--samples", "2", "--json", out)
+    assert result.exit_code == 0, result.output
+    assert len(asked) == 4
+
+
 def test_answers_of_another_command_line_are_not_kept(words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "runs.json"
     asked: list[str] = []
