@@ -123,14 +123,8 @@ def conclude(
         figure: file to draw into.
     """
     rows = [row for one in replayed for row in _rows(one)]
-    blocks = {
-        arm: np.concatenate(
-            [paired_blocks(one.recording.queries, one.hits["ours"], one.hits[arm]) for one in replayed]
-        )
-        for arm in ("g1", "shuffled")
-    }
-    value = rate_difference(blocks["g1"])
-    control = rate_difference(blocks["shuffled"])
+    value = rate_difference(_blocks_against(replayed, "g1"))
+    control = rate_difference(_blocks_against(replayed, "shuffled"))
     verdict = verdict_of(
         value,
         positive="supported on these recordings",
@@ -159,6 +153,15 @@ def conclude(
         ),
         rows=tuple(rows),
     )
+
+
+def _blocks_against(replayed: Sequence[Replayed], arm: str) -> Floats:
+    """Blocks of every recording, each once: its capacities replay the same requests, and are no new units."""
+    of_recording: dict[int, list[Floats]] = {}
+    for one in replayed:
+        blocks = paired_blocks(one.recording.queries, one.hits["ours"], one.hits[arm])
+        of_recording.setdefault(id(one.recording), []).append(blocks)
+    return np.concatenate([np.sum(capacities, axis=0) for capacities in of_recording.values()])
 
 
 def _painter(rows: Sequence[dict[str, Any]], name: str) -> Any:

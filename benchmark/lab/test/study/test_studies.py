@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -238,6 +239,16 @@ def replayed(**hits: int) -> Replayed:
     queries = [make_query([0, 1, 2]) for _ in range(40)]
     arms = {"lru": 0, "ours": 0, "g1": 0, "shuffled": 0} | hits
     return Replayed(make_recording(queries), 0.1, 5, {arm: [value] * 40 for arm, value in arms.items()})
+
+
+def test_the_same_requests_at_more_capacities_are_no_more_units() -> None:
+    draws = random.Random(0)
+    recording = make_recording([make_query([0, 1, 2]) for _ in range(400)])
+    hits = {arm: [draws.randint(0, 12) for _ in range(400)] for arm in ("lru", "ours", "g1", "shuffled")}
+    at = [Replayed(recording, capacity, 5, hits) for capacity in (0.1, 0.2, 0.4, 0.8)]
+    assert conclude(at).value == conclude(at[:1]).value
+    another = make_recording([make_query([0, 1, 2]) for _ in range(400)])
+    assert conclude([at[0], Replayed(another, 0.1, 5, hits)]).value.n == 2 * conclude(at).value.n
 
 
 def test_a_gain_that_shuffled_factors_have_too_is_not_importance() -> None:
