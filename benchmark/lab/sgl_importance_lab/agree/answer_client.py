@@ -15,16 +15,18 @@ class AnswerClient(ChatClient):
     """Asks one server.
 
     Attributes:
-        is_sglang: known from ``look``; such servers are asked for token ids.
+        served_model: name of the model, known from ``look``.
+        is_sglang: likewise; such servers are asked for token ids.
         forces: whether it decodes a given answer.
     """
 
+    served_model = ""
     is_sglang = False
     forces = False
 
     async def look(self) -> None:
         """Finds out what the server is."""
-        self._model = await self.model()
+        self.served_model = await self.model()
         try:
             told = await self._request("GET", "/server_info")
         except ServerError:
@@ -41,7 +43,13 @@ class AnswerClient(ChatClient):
         if isinstance(prompt, list):
             return prompt
         route = CHAT if prompt is None else COMPLETIONS
-        sent = {**body, "model": self._model, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        sent = {
+            **body,
+            "model": self.served_model,
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
         reply = await self._request("POST", route, sent)
         try:
             return list(reply["choices"][0]["prompt_token_ids"])
@@ -82,7 +90,7 @@ class AnswerClient(ChatClient):
 
     async def answer(self, body: dict[str, Any], tokens: int, top: int) -> list[Step]:
         """The server's own answer by OpenAI's routes; steps are named by the tokens' texts."""
-        sent = {**body, "model": self._model, "max_tokens": tokens, "temperature": 0}
+        sent = {**body, "model": self.served_model, "max_tokens": tokens, "temperature": 0}
         is_chat = "messages" in body
         sent |= {"logprobs": True, "top_logprobs": top} if is_chat else {"logprobs": top}
         reply = await self._request("POST", CHAT if is_chat else COMPLETIONS, sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -26,6 +27,13 @@ HOW = {
     FORCED: "the first server's answer, decoded by both",
     FREE: "greedy answers of both, up to the first difference",
 }
+_OTHERWISE = {
+    "bodies": "of other prompts: give those, or name another file",
+    "models": "of other models: serve those, or name another file",
+    "how": "of servers with other flags, which are compared in another way: start them as they were, or name "
+    "another file",
+}
+"""What is wrong with kept rows whose servers or prompts were others, by the field of the file."""
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -60,14 +68,15 @@ def agree_command(
     check_outputs(json_file)
     if resume and json_file is None:
         fail("--resume needs the --json file to go on from")
-    asked = {"file": file.name, "tokens": tokens, "top": top, "url": url, "compare": compare}
+    asked: dict[str, Any] = {"file": file.name, "tokens": tokens, "top": top, "url": url, "compare": compare}
     try:
-        bodies = list(read_bodies(file, refuse_bad_record))[:limit]
+        bodies = list(read_bodies(file, refuse_bad_record))
         if not bodies:
             raise TraceError(f"{file} holds no request: give one JSON object a line with messages or prompt")
-        before = _rows_so_far(json_file, asked) if resume and json_file is not None else []
+        # Of all, whatever --limit says: a run goes on with more of the same prompts.
+        asked["bodies"] = hashlib.sha256(json.dumps(bodies, sort_keys=True).encode()).hexdigest()
         clients = [AnswerClient(each, api_key, timeout) for each in (url, compare)]
-        how, rows = asyncio.run(_compare(clients, bodies, tokens, top, before, json_file, asked))
+        how, rows = asyncio.run(_compare(clients, bodies[:limit], tokens, top, resume, json_file, asked))
     except (ServerError, TraceError) as error:
         fail(str(error))
     table = Table(f"{len(rows)} prompts: {HOW[how]}")
@@ -85,24 +94,29 @@ async def _compare(
     bodies: list[dict[str, Any]],
     tokens: int,
     top: int,
-    rows: list[Agreement],
+    resume: bool,
     json_file: Path | None,
     asked: dict[str, Any],
 ) -> tuple[str, list[Agreement]]:
-    done = {row.line for row in rows}
     async with AsyncExitStack() as stack:
         for client in clients:
             await stack.enter_async_context(client)
             await client.look()
         first, second = clients
         how = FORCED if first.is_sglang and second.forces else FREE
+        asked = {**asked, "models": [client.served_model for client in clients], "how": how}
+        kept = _rows_so_far(json_file, asked) if resume and json_file is not None else []
+        rows = [row for row in kept if row.line <= len(bodies)]
+        if json_file is not None and len(rows) < len(kept):
+            _write(json_file, asked, rows)
+        done = {row.line for row in rows}
         with counted("asking", len(bodies) - len(done)) as advance:
             for number, body in enumerate(bodies, start=1):
                 if number in done:
                     continue
                 rows.append(await _one(first, second, number, body, tokens, top, how))
                 if json_file is not None:
-                    _write(json_file, {**asked, "how": how}, rows)
+                    _write(json_file, asked, rows)
                 advance()
     return how, rows
 
@@ -143,6 +157,8 @@ def _rows_so_far(path: Path, asked: dict[str, Any]) -> list[Agreement]:
         rows = [Agreement(**row) for row in document["prompts"]]
     except (ValueError, KeyError, TypeError):
         fail(f"--resume: {path} is not what this command wrote: remove it")
-    if any(document.get(name) != value for name, value in asked.items()):
-        fail(f"--resume: {path} was written with other arguments: repeat them, or name another file")
+    for name, value in asked.items():
+        if document.get(name) != value:
+            otherwise = _OTHERWISE.get(name, "with other arguments: repeat them, or name another file")
+            fail(f"--resume: {path} was written {otherwise}")
     return rows

@@ -88,6 +88,43 @@ def test_a_run_that_dies_in_a_write_keeps_the_prompts_before(
     assert len(asked) == 3, "the first prompt was asked again"
 
 
+def test_rows_of_other_prompts_or_servers_are_not_mixed(prompts: Path) -> None:
+    out = prompts.with_name("rows.json")
+    resumed = ("--json", str(out), "--resume")
+    with chat_server(lambda _: says({"a": 1.0})) as first, chat_server(lambda _: says({"a": 1.0})) as second:
+        assert run(prompts, first, second, *resumed).exit_code == 0
+        whole = json.loads(out.read_text())
+        other = {"messages": [{"role": "user", "content": "Clara?"}]}
+        for field, value, problem in (
+            ("models", ["served", "another"], "was written of other models: serve those"),
+            ("how", "forced", "of servers with other flags, which are compared in another way"),
+        ):
+            out.write_text(json.dumps({**whole, field: value}))
+            refused = run(prompts, first, second, *resumed)
+            assert (refused.exit_code, problem in refused.stderr) == (2, True), refused.output
+            assert refused.stderr.count("\n") == 1
+        out.write_text(json.dumps(whole))
+        prompts.write_text(json.dumps(other) + "\n")
+        refused = run(prompts, first, second, *resumed)
+    assert refused.exit_code == 2
+    assert "was written of other prompts: give those, or name another file" in refused.stderr
+    assert json.loads(out.read_text()) == whole
+
+
+def test_rows_behind_the_limit_do_not_count(prompts: Path) -> None:
+    out = prompts.with_name("rows.json")
+    resumed = ("--json", str(out), "--resume")
+    with chat_server(lambda _: says({"a": 1.0})) as first, chat_server(lambda _: says({"a": 1.0})) as second:
+        assert run(prompts, first, second, *resumed).exit_code == 0
+        done = run(prompts, first, second, *resumed, "--limit", "1")
+        assert done.exit_code == 0, done.output
+        assert "1 prompts" in done.stdout
+        assert [row["line"] for row in json.loads(out.read_text())["prompts"]] == [1]
+        again = run(prompts, first, second, *resumed)
+    assert again.exit_code == 0, again.output
+    assert [row["line"] for row in json.loads(out.read_text())["prompts"]] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("content", "answer", "fragment"),
     [
