@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -21,7 +21,7 @@ from sgl_importance_lab.study.h1 import study_h1
 from sgl_importance_lab.study.h2 import study_h2
 from sgl_importance_lab.study.recording import Recording, load_recording
 from sgl_importance_lab.study.sensitivity import study_sensitivity
-from sgl_importance_lab.study.study_report import Finding, Studied, StudyError
+from sgl_importance_lab.study.study_report import Finding, StudyError, check_drawing
 from sgl_importance_lab.workload.workload_request import WorkloadError, read_requests
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RecordingT = TypeVar("RecordingT", bound=Studied)
+RecordingT = TypeVar("RecordingT", Recording, PageRecording)
 
 Directories = Annotated[
     list[Path], typer.Argument(parser=some_path, help="What --kv-importance-trace named, one or more.")
@@ -77,10 +77,13 @@ def run_study_on(
     """The same on what ``load`` makes of each directory; a study may have several findings."""
     if not out.is_dir():
         fail(f"no directory {out}: create it or give --out")
+    _refuse_repeated(directories)
     console = Console()
     try:
+        if with_figure:
+            check_drawing()
         with console.status(f"reading {len(directories)} recordings"):
-            recordings = [load(directory) for directory in directories]
+            recordings = _told_apart(directories, [load(directory) for directory in directories])
         if empty := [recording.name for recording in recordings if not recording.num_requests]:
             fail(f"no requests in {', '.join(empty)}: record while clients ask")
         found = study(recordings, out / f"{name}.png" if with_figure else None)
@@ -91,6 +94,25 @@ def run_study_on(
         finding.show(console)
         written = finding.write(out, recordings, shlex.join(words))
         console.print(plain(f"written: {written}"))
+
+
+def _refuse_repeated(directories: Sequence[Path]) -> None:
+    """Its requests would count twice."""
+    seen: set[Path] = set()
+    for directory in directories:
+        if directory.resolve() in seen:
+            fail(f"{directory} is given twice: name each recording once")
+        seen.add(directory.resolve())
+
+
+def _told_apart(directories: Sequence[Path], recordings: list[RecordingT]) -> list[RecordingT]:
+    """Recordings whose directories have the same name are called by their paths."""
+    if len({recording.name for recording in recordings}) == len(recordings):
+        return recordings
+    return [
+        replace(recording, name=str(directory))
+        for directory, recording in zip(directories, recordings, strict=True)
+    ]
 
 
 @app.command("h1")

@@ -136,9 +136,8 @@ def verdict_of_parts(*parts: tuple[bool, bool, str]) -> str:
     return f"undecided: {said}"
 
 
-def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> None:
-    """Draws panels side by side into a PNG file.
-
+def check_drawing() -> None:
+    """
     Raises:
         StudyError: matplotlib is not installed.
     """
@@ -146,6 +145,15 @@ def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> No
         raise StudyError(
             "figures need matplotlib: pip install './benchmark/lab[replay]', or give --no-figure"
         )
+
+
+def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> None:
+    """Draws panels side by side into a PNG file.
+
+    Raises:
+        StudyError: matplotlib is not installed.
+    """
+    check_drawing()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -82,3 +82,13 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert document["value"]["low"] > 0.3
     assert (tmp_path / "h3.png").stat().st_size > 0
     assert (SELECTED, SLOTS) == (0.1, 0.2)
+
+
+def test_recordings_of_one_name_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in ("run1", "run2"):
+        write_asked(tmp_path / run / "trace", nearly_alike(0.0003), share=0.5)
+    result = CliRunner().invoke(app, ["h3", "run1/trace", "run2/trace"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "h3.json").read_text())["rows"]
+    assert len({(row["workload"], row["policy"], row["bias"]) for row in rows}) == 2 * len(ARMS)

@@ -17,6 +17,8 @@ from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.observe.trace.records import Detail
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sgl_importance_lab.study import cli as study_cli
+from sgl_importance_lab.study import study_report
 from sgl_importance_lab.study.anticipation import histories, merged, recall, step_scores
 from sgl_importance_lab.study.cli import app
 from sgl_importance_lab.study.documents import shared_contexts
@@ -304,6 +306,35 @@ def test_the_command_prints_and_writes_what_it_found(tmp_path: Path, study: str)
     assert document["recordings"][0]["requests"] == 120
     assert str(tmp_path) not in json.dumps(document)
     assert (out / f"{study}.png").stat().st_size > 5000
+
+
+def test_recordings_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, run in enumerate(("run1", "run2")):
+        write_recording(tmp_path / run / "trace", seed=seed)
+    result = CliRunner().invoke(app, ["h2", "run1/trace", "run2/trace", "--no-figure"])
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "h2.json").read_text())
+    assert [row["workload"] for row in document["rows"]] == ["run1/trace: documents", "run2/trace: documents"]
+    assert document["value"]["n"] == sum(row["queries"] for row in document["rows"]) == 240
+
+
+def test_a_recording_given_twice_is_refused(tmp_path: Path) -> None:
+    write_recording(tmp_path / "trace")
+    again = tmp_path / "trace" / ".." / "trace"
+    result = CliRunner().invoke(app, ["h2", str(tmp_path / "trace"), str(again), "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.output.endswith("is given twice: name each recording once\n")
+
+
+def test_a_figure_that_cannot_be_drawn_is_said_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_report, "find_spec", lambda name: None)
+    monkeypatch.setattr(study_cli, "load_recording", lambda directory: pytest.fail("the work began"))
+    result = CliRunner().invoke(app, ["h2", str(tmp_path), "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "give --no-figure" in result.output
 
 
 @pytest.mark.parametrize(("study", "queries"), [("h2", 4), ("h1", 3), ("sensitivity", 3)])
