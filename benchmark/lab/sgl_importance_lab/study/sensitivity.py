@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -160,7 +160,8 @@ def study_sensitivity(
         min_queries: that a context needs.
 
     Raises:
-        StudyError: recordings cannot be compared, or have too few queries on a shared context.
+        StudyError: recordings cannot be compared, have too few queries on a shared context, or no answers
+            in one though answers were given.
     """
     base = recordings[0]
     contexts = Contexts(base, min_queries, answers or {})
@@ -170,6 +171,8 @@ def study_sensitivity(
             f"no prefix of {MIN_PAGES} pages with {min_queries} queries in {base.name}: "
             "record more questions about fewer documents, or lower --min-queries"
         )
+    if answers and not default.own:
+        _refuse_answers(base, answers)
     settings = list(_own_settings(contexts))
     for recording in recordings[1:]:
         settings += _other_settings(contexts, recording)
@@ -213,6 +216,15 @@ def study_sensitivity(
             OF_THESE_MODELS,
         ),
         rows=tuple(rows),
+    )
+
+
+def _refuse_answers(base: Recording, answers: Mapping[str, int]) -> NoReturn:
+    if answers.keys().isdisjoint(query.rid for query in base.queries):
+        raise StudyError(f"no request of the workload is in {base.name}: give the workload that was recorded")
+    raise StudyError(
+        f"no answer of the workload stands in a prefix that queries of {base.name} share: "
+        "record more questions about fewer documents, or lower --min-queries"
     )
 
 

@@ -189,6 +189,12 @@ def test_answers_are_found_where_queries_look() -> None:
     assert row["earlier answer"] == pytest.approx(29 / 55)
 
 
+def test_a_workload_of_other_requests_is_refused() -> None:
+    recording = make_recording(queries_looking_at([4]), detail=Detail.FOLDS)
+    with pytest.raises(StudyError, match="no request of the workload is in hand"):
+        study_sensitivity([recording], answers={"another/0/0": 3})
+
+
 def test_larger_pages_are_sums_or_maxima() -> None:
     scores = np.array([[1.0, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
     assert merged(scores, 2).tolist() == [[3, 7], [9, 5]]
