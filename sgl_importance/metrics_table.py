@@ -136,8 +136,14 @@ _SCHEDULER = (
     Metric("evicted_tokens_total", "Tokens evicted, by the tier that they left and why", labels=_EVICTED),
     Metric("demoted_tokens_total", "Evicted tokens that a lower tier holds", labels={"tier": _EVICTING}),
     Metric("dropped_tokens_total", "Evicted tokens that no lower tier holds", labels=_EVICTED),
-    Metric("loaded_back_nodes_total", "Nodes copied from the host back to the device"),
-    Metric("loaded_back_tokens_total", "Tokens copied from the host back to the device"),
+    Metric(
+        "loaded_back_nodes_total",
+        "Nodes copied back to the device, from the host or, without a host tier, from storage",
+    ),
+    Metric(
+        "loaded_back_tokens_total",
+        "Tokens copied back to the device, from the host or, without a host tier, from storage",
+    ),
     Metric("written_tokens_total", "Tokens copied into a tier from above", labels={"tier": _BELOW}),
     # ---- ages: each token counts ----
     Metric(

@@ -13,7 +13,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_importance.upstream.differences import host_pool, is_chunk, release_requests
+from sglang_importance.upstream.differences import host_pool, is_believed_stored, is_chunk, release_requests
 
 
 def request(*, extend_end: int | None, tokens: int = 100, finished: bool = False) -> Any:
@@ -79,3 +79,21 @@ def test_a_host_pool_holds_the_pages_of_its_device_pool() -> None:
     pool = host_pool(device, 2.0, 16, "page_first", pin_memory=False)
     assert pool.kv_buffer.numel() >= 2 * 2 * 64 * 2 * 8 * 3
     assert (pool.head_num, pool.head_dim, pool.layer_num, pool.page_size) == (2, 8, 3, 16)
+
+
+@pytest.mark.parametrize("by_pool", [False, True], ids=["one set of all pools", "a set of each pool"])
+def test_pages_are_stored_or_on_their_way_in_either_form(*, by_pool: bool) -> None:
+    stored, on_their_way = {"a"}, {"b": 1}
+
+    def covers_all(pool: str, hashes: list[str], extra_cover: dict[str, int]) -> bool:
+        return pool == "kv" and all(each in stored or each in extra_cover for each in hashes)
+
+    def pool(name: str) -> Any:
+        return SimpleNamespace(covered=lambda hashes: covers_all(name, hashes, on_their_way))
+
+    cache: Any = SimpleNamespace(
+        storage_existence_cache=SimpleNamespace(**{"pool": pool} if by_pool else {"covers_all": covers_all}),
+        buffer_pipeline=SimpleNamespace(**{} if by_pool else {"inflight_backup_hashes": on_their_way}),
+    )
+    assert is_believed_stored(cache, ["a", "b"])
+    assert not is_believed_stored(cache, ["a", "c"])

@@ -34,6 +34,7 @@ from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.placement.storage_writes import is_stored_already
 from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.chosen_order import ChosenOrder
@@ -124,6 +125,7 @@ class ImportanceComponent(FullComponent):
         self._shadowing = shadowing
         self._publish = publish
         self._stock_walks = False
+        self._brought: Insertion | None = None
         if misses is not None:
             self._faults.on_fallback.append(misses.close)
         if rows is not None:
@@ -199,8 +201,15 @@ class ImportanceComponent(FullComponent):
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, params, *args, **kwargs)
         if is_new_leaf:
-            insertion = getattr(params, INSERTION_ATTRIBUTE, None) or Insertion(Transition.COLD)
-            self._faults.learn(FaultPlace.TREE_EVENT, self.requests.inserted, node, insertion)
+            insertion = getattr(params, INSERTION_ATTRIBUTE, None) or self._brought
+            self._faults.learn(
+                FaultPlace.TREE_EVENT, self._came_in, node, insertion or Insertion(Transition.COLD)
+            )
+
+    def _came_in(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        self.requests.inserted(node, insertion)
+        if is_stored_already(self.cache, node):
+            self.node_events.handed_to_storage(node)
 
     def cleanup_after_caching_req(
         self,
@@ -248,8 +257,16 @@ class ImportanceComponent(FullComponent):
 
     def prefetched(self, rid: str) -> None:
         """The storage tier's part of a request is in host memory."""
-        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD, is_from_storage=True)
-        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, insertion)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, _from_storage(rid))
+
+    @contextmanager
+    def bringing_from_storage(self, rid: str) -> Iterator[None]:
+        """While it is entered, upstream puts what storage had for a request into the tree by itself."""
+        self._brought = _from_storage(rid)
+        try:
+            yield
+        finally:
+            self._brought = None
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
@@ -345,3 +362,8 @@ class ImportanceComponent(FullComponent):
         self.pins.check_integrity()
         if self.misses is not None:
             self.misses.check_integrity(self.state.tree.nodes())
+
+
+def _from_storage(rid: str) -> Insertion:
+    """The insertion of what storage had for a request."""
+    return Insertion(None if is_prewarm(rid) else Transition.COLD, is_from_storage=True)

@@ -14,9 +14,10 @@ from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.misses.reason import NeededBy
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.room import RoomNeed
-from sglang_importance.placement.storage_writes import ended_writes
+from sglang_importance.placement.storage_writes import buffered_copy, ended_writes
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import (
         CacheRequestHandle,
         EvictParams,
@@ -84,8 +85,14 @@ class ImportanceRadixCache(UnifiedRadixCache):
         return super()._evict(params, *args, **named)
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
-        with self.making_room(NeededBy.LOAD_BACK, params.req):
+        with self.making_room(NeededBy.LOAD_BACK, params.req), self._bringing(params.req):
             return super().init_load_back(params)
+
+    def _bringing(self, req: Req | None) -> AbstractContextManager[None]:
+        """Without a host tier, storage is loaded to the device with what is loaded back for a request."""
+        if self.buffer_pipeline is None or req is None:
+            return nullcontext()
+        return self.importance.bringing_from_storage(req.rid)
 
     def can_free(self, tokens: int) -> bool:
         """Whether so many tokens of the device are free, after an eviction where need be.
@@ -133,6 +140,14 @@ class ImportanceRadixCache(UnifiedRadixCache):
         super().write_backup_storage(node_id)
         component = self.importance
         component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.handed_to_storage, node)
+
+    def _finish_write_through_ack(self, ack_id: int) -> None:
+        copy = buffered_copy(self, ack_id)
+        super()._finish_write_through_ack(ack_id)
+        if copy is not None:
+            component = self.importance
+            learn = component.state.faults.learn
+            learn(FaultPlace.TREE_EVENT, component.node_events.copy_handed_to_storage, copy)
 
     def _drain_storage_control_queues_impl(  # type: ignore[override]  # upstream names every argument
         self, *, n_backup: int | None, **counts: Any

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
@@ -17,7 +16,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.cache.misses import Misses
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.pinning import Pinning
-from sglang_importance.placement.storage_writes import StorageWrite
+from sglang_importance.placement.storage_writes import BufferedCopy, StorageWrite
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
 from sglang_importance.tree.insertion import Insertion
@@ -109,6 +108,13 @@ class NodeEvents:
                 if self._misses is not None:
                     self._misses.taken_in(node, insertion.rid)
 
+    def loaded_from_storage(self, node: UnifiedTreeNode) -> None:
+        """Storage brought a node to the device at once, where there is no host tier."""
+        self._state.tree.metadata(node).in_storage = True
+        self._state.counters.loaded_back(len(key_of(node)))
+        self.record(EventKind.LOAD_BACK, Tier.DEVICE, node, "prefetched")
+        self._leaves.refresh(node)
+
     def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         if self._state.tree.known(child) is None:
             return  # storage is bringing it: both parts are taken in with ``prefetched``
@@ -132,8 +138,7 @@ class NodeEvents:
         self.record(EventKind.REMOVE, Tier.DEVICE, node, reason)
         eviction = None
         if (tier := metadata.evicted_from) is not None:
-            below = tier_below_host(metadata) if tier is Tier.HOST else None
-            loss = self._state.policy.loss(tier, metadata, below=below)
+            loss = self._state.policy.loss(tier, metadata, below=tier_below_host(metadata))
             eviction = Eviction(tier, self._state.policy.clock, loss, reason)
         self._state.tree.removed(node, eviction)
 
@@ -157,23 +162,39 @@ class NodeEvents:
         self._state.tree.metadata(node).in_storage = True
         self._leaves.refresh(node)
 
+    def copy_handed_to_storage(self, copy: BufferedCopy) -> None:
+        """The same of a copy of pages; its node is in the tree so far."""
+        for part in self._last_parts(self._state.tree.core.node_by_id(copy.node_id), copy.tokens):
+            self.handed_to_storage(part)
+
     def storage_ended(self, write: StorageWrite) -> None:
-        """The write of a node, which was locked on the host so long, has ended."""
-        node = self._state.tree.core.node_by_id(write.node_id)
+        """The write of a node has ended. It was locked on the host so long, or only its copy was kept."""
+        path = self._state.tree.path_to(write.node_id)
         if write.is_stored:
             self._state.counters.written_tokens[Tier.STORAGE] += write.tokens
+        if not path:
+            return
+        node = path[-1]
+        if write.is_stored:
             self.record(EventKind.BACK_UP, Tier.STORAGE, node, "write_policy")
             return
-        while (left := write.tokens - len(key_of(node))) > 0:  # its front was cut off meanwhile
-            assert node.parent is not None, "a node's front stays in front of it"
-            write, node = replace(write, tokens=left), node.parent
+        *_, first = self._last_parts(node, write.tokens)
         # What follows it may be there, and could not be found: a search ends with the first page that is not.
-        missing = [node]
+        missing = [first]
         while missing:
             node = missing.pop()
             self._state.tree.metadata(node).in_storage = False
             self._leaves.refresh(node)
             missing += (child for child in node.children.values() if self._is_in_storage(child))
+
+    @staticmethod
+    def _last_parts(node: UnifiedTreeNode, tokens: int) -> Iterator[UnifiedTreeNode]:
+        """The nodes that hold the last tokens up to the node's end, the last first: it may have been cut."""
+        while tokens > 0:
+            yield node
+            tokens -= len(key_of(node))
+            assert node.parent is not None, "a node's front stays in front of it"
+            node = node.parent
 
     def storage_emptied(self) -> None:
         """Storage was cleared or detached: what leaves the host is lost now, and may be written again."""
@@ -192,7 +213,8 @@ class NodeEvents:
         if device_tokens:
             metadata.off_device = True
             self._state.counters.evicted_body_mass += self._body_mass.remove(node)
-        below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: tier_below_host(metadata)}
+        stored = tier_below_host(metadata)
+        below = {Tier.DEVICE: Tier.HOST if node.backuped else stored, Tier.HOST: stored}
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
             if tokens and tier is Tier.HOST and not node.evicted:
                 # Upstream takes copies of what the device has first, in its own order; no KV leaves.

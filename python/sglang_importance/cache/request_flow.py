@@ -127,6 +127,9 @@ class RequestFlow:
             insertion.hinted.created(metadata)
         if metadata.importance.inherited_pages:  # no attention was seen of the others yet
             self._body_mass.update(node)
+        if insertion.is_from_storage:
+            self._node_events.loaded_from_storage(node)
+            return
         reason = "prewarmed" if insertion.is_prewarm else "computed"
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, reason, rid=insertion.rid)
 

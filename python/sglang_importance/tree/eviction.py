@@ -74,7 +74,7 @@ class RankedLeaves:
         if metadata is None:
             return  # it is being inserted, and is entered again after ``take_in``
         metadata.lacks_state = lacks_state(node)
-        below = self.tier_below_device(node)
+        below = self._tier_below_device(node, metadata)
         self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
 
     def _leave_device(self, node: UnifiedTreeNode) -> None:
@@ -126,9 +126,11 @@ class RankedLeaves:
         self._leave_device(node)
         self._leave_host(node)
 
-    def tier_below_device(self, node: UnifiedTreeNode) -> Tier | None:
+    def _tier_below_device(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> Tier | None:
         """Tier that keeps the KV after its eviction from the device; None where it would be lost."""
-        return Tier.HOST if node.backuped or self._core.is_write_back else None
+        if node.backuped or self._core.is_write_back:
+            return Tier.HOST
+        return tier_below_host(metadata)
 
     def loss(self, node: UnifiedTreeNode) -> float:
         """Marginal loss of evicting the node from the fastest tier that holds it."""
@@ -136,7 +138,7 @@ class RankedLeaves:
         metadata.lacks_state = lacks_state(node)
         if node.evicted:
             return self._state.policy.loss(Tier.HOST, metadata, below=tier_below_host(metadata))
-        below = self.tier_below_device(node)
+        below = self._tier_below_device(node, metadata)
         return self._state.policy.loss(Tier.DEVICE, metadata, below=below)
 
     def check_integrity(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
 def is_chunk(req: Req, params: InsertParams | None) -> bool:
@@ -39,6 +40,25 @@ def release_requests(manager: TokenizerManager, rids: Iterable[str]) -> None:
         release({rid: held[rid] for rid in rids if rid in held})
     else:
         release(rids)
+
+
+def is_believed_stored(cache: UnifiedRadixCache, hashes: Sequence[str]) -> bool:
+    """Whether sglang takes pages for stored, or for on their way, where host memory is only a buffer.
+
+    Releases up to 0.5.21 know what is stored, of all pools at once, and their pipeline what is on its way.
+    Later ones know both, of each pool.
+
+    Args:
+        cache: that has a ``buffer_pipeline``.
+        hashes: of the pages.
+    """
+    from sglang.srt.mem_cache.hicache_storage import PoolName  # which the HTTP process does not need
+
+    beliefs: Any = cache.storage_existence_cache
+    if hasattr(beliefs, "pool"):
+        return bool(beliefs.pool(PoolName.KV).covered(hashes))
+    pipeline: Any = cache.buffer_pipeline
+    return bool(beliefs.covers_all(PoolName.KV, hashes, extra_cover=pipeline.inflight_backup_hashes))
 
 
 def host_pool(

@@ -12,6 +12,7 @@ _TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = f"{_CACHE}.unified_cache.components.FullComponent"
 _MAMBA = f"{_CACHE}.unified_cache.components.MambaComponent"
 _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
+_BUFFER = f"{_CACHE}.buffer_mode"
 _CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -189,6 +190,12 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_RADIX_CACHE}.release_aborted_request": "self, request",
     f"{_RADIX_CACHE}.backup_node_for_write_back": "self, node_id",
     f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
+    f"{_RADIX_CACHE}._finish_write_through_ack": "self, ack_id",
+    f"{_CACHE}.hicache_storage.PoolName.KV": None,
+    f"{_BUFFER}.pipeline._UnifiedBufferBackupEntry.host_indices": None,
+    f"{_BUFFER}.pipeline._UnifiedBufferBackupEntry.intent": None,
+    f"{_BUFFER}.pipeline._UnifiedBackupIntent.snapshot": None,
+    f"{_CACHE}.unified_cache.unified_tree_core_interface.BufferBackupSnapshot.node_id": None,
     f"{_RADIX_CACHE}.clear_storage_backend": "self",
     f"{_RADIX_CACHE}.detach_storage_backend": "self",
     f"{_RADIX_CACHE}._drain_storage_control_queues_impl": (
@@ -390,10 +397,15 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
-# Of each, one: an insert says in either way whether it is a chunk of a prompt (``differences.is_chunk``).
+# Of each, one: an insert says in either way whether it is a chunk of a prompt (``differences.is_chunk``), and
+# either knows what storage has (``differences.is_believed_stored``).
 ALTERNATIVES: tuple[tuple[str, ...], ...] = (
     (
         f"{_CACHE}.base_prefix_cache.InsertParams.chunked",
         f"{_CACHE}.base_prefix_cache.InsertParams.inserted_len",
+    ),
+    (
+        f"{_BUFFER}.storage_existence_cache.StorageExistenceCache.covers_all",
+        f"{_BUFFER}.storage_existence_cache.PoolExistenceBeliefs.covered",
     ),
 )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheAck
+from sglang.srt.mem_cache.buffer_mode.pipeline import BufferModePipeline
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -18,6 +19,7 @@ class HostSlots:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.entry_map: dict[object, object] = {}
         self._free = deque(range(size))
         self.anchor_entry = SimpleNamespace(
             host_pool=SimpleNamespace(shared_allocation_domain=None), host_evict_fn=None
@@ -55,6 +57,7 @@ class LowerTiers:
         self.ack_backup_queue: Queue[SimpleNamespace] = Queue()
         nothing: Queue[SimpleNamespace] = Queue()
         self.prefetch_hit_queue = self.ack_prefetch_queue = self.host_mem_release_queue = nothing
+        self.prefetch_tokens_occupied = 0
         self.is_full = False
         self.page_size = 0  # of the cache
         self.stored: list[tuple[int, ...]] = []
@@ -108,9 +111,19 @@ class LowerTiers:
 
     @classmethod
     def attach(
-        cls, cache: UnifiedRadixCache, *, host_tokens: int, write_policy: str, storage: bool = True
+        cls,
+        cache: UnifiedRadixCache,
+        *,
+        host_tokens: int,
+        write_policy: str,
+        storage: bool = True,
+        is_buffer: bool = False,
     ) -> LowerTiers:
-        """Puts the tiers under a cache, as ``init_hicache`` does."""
+        """Puts the tiers under a cache, as ``init_hicache`` does.
+
+        Args:
+            is_buffer: host memory is no tier, only a buffer for what is on its way.
+        """
         tiers = cls(host_tokens, write_policy, storage=storage)
         tiers.page_size = cache.page_size
         cache.cache_controller = tiers
@@ -120,12 +133,22 @@ class LowerTiers:
         cache.tree_core.set_hicache_enabled()
         cache.write_through_threshold = 1 if write_policy == "write_through" else 2
         cache.is_write_back = write_policy == "write_back"
+        if is_buffer:
+            cache.host_memory_mode = "buffer_only"
+            cache.tree_core.set_host_memory_buffer_only()
+            cache.buffer_pipeline = BufferModePipeline(cache, 0, write_backlog_cap=2 * host_tokens)
         return tiers
+
+    def hand_over(self, cache: UnifiedRadixCache) -> None:
+        """Every copy under way reaches host memory, and is on its way to storage."""
+        if cache.buffer_pipeline is not None:
+            cache.buffer_pipeline.flush_pending_writes()
+        self.start_writing()
+        cache.writing_check(finish_count=len(self.ack_write_queue))
 
     def settle(self, cache: UnifiedRadixCache) -> None:
         """Every copy under way arrives."""
-        self.start_writing()
-        cache.writing_check(finish_count=len(self.ack_write_queue))
+        self.hand_over(cache)
         for operation in self._storing:
             self.ack_backup_queue.put(operation)
         ended = len(self._storing)

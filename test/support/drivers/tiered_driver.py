@@ -10,8 +10,12 @@ from support.drivers.tree_driver import TreeDriver
 POOL, HOST = 128, 192
 
 
-def tiered(write_policy: str, *, storage: bool = True, pool: int = POOL) -> tuple[TreeDriver, LowerTiers]:
+def tiered(
+    write_policy: str, *, storage: bool = True, pool: int = POOL, is_buffer: bool = False
+) -> tuple[TreeDriver, LowerTiers]:
     driver = TreeDriver(tokens=pool, options=ImportanceOptions(policy="importance"))
-    tiers = LowerTiers.attach(driver.cache, host_tokens=HOST, write_policy=write_policy, storage=storage)
+    tiers = LowerTiers.attach(
+        driver.cache, host_tokens=HOST, write_policy=write_policy, storage=storage, is_buffer=is_buffer
+    )
     driver.filter_backups()
     return driver, tiers
