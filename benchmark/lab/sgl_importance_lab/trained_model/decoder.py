@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
+
+from sgl_importance.json_text import BadJson, read_json
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a layer, queries [tokens, heads, dimension], keys and values [tokens, KV heads, dimension] of the new
@@ -17,6 +20,16 @@ tokens, all rotated; returns outputs [tokens, heads, dimension]."""
 
 ROWS = 2048
 """Rows of the widest products at a time."""
+
+_THETA = 10_000.0
+"""Of the rotation, where a config names none."""
+
+_OF_A_LAYER = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *(f"self_attn.{part}_proj" for part in "qkvo"),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+)
+_COPY_AGAIN = "copy or download the model again"
 
 
 class UnknownModel(ValueError):
@@ -41,28 +54,31 @@ class Shape:
         """Reads a checkpoint's config.
 
         Raises:
-            UnknownModel: another architecture, or positions that are scaled.
+            UnknownModel: another architecture, positions that are scaled, or no config of a model.
         """
         path = folder / "config.json"
-        if not path.exists():
-            raise UnknownModel(f"{folder} has no config.json: give the folder of a Hugging Face checkpoint")
-        config = json.loads(path.read_text())
+        config = _config(path)
         if config.get("model_type") != "llama":
             raise UnknownModel(f"{folder}: model_type is {config.get('model_type')!r}, need 'llama'")
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if rope.get("rope_type", rope.get("type", "default")) != "default":
+        if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise UnknownModel(f"{folder}: scaled positions ({rope}) are not computed here")
-        heads = config["num_attention_heads"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config["num_key_value_heads"],
-            dim=config.get("head_dim") or config["hidden_size"] // heads,
-            vocabulary=config["vocab_size"],
-            context=config["max_position_embeddings"],
-            epsilon=config["rms_norm_eps"],
-            theta=config.get("rope_theta") or rope["rope_theta"],
-        )
+        try:
+            heads = int(config["num_attention_heads"])
+            return cls(
+                layers=int(config["num_hidden_layers"]),
+                heads=heads,
+                kv_heads=int(config.get("num_key_value_heads") or heads),
+                dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+                vocabulary=int(config["vocab_size"]),
+                context=int(config["max_position_embeddings"]),
+                epsilon=float(config["rms_norm_eps"]),
+                theta=float(config.get("rope_theta") or rope.get("rope_theta") or _THETA),
+            )
+        except KeyError as error:
+            raise UnknownModel(f"{path} lacks {error.args[0]}: {_COPY_AGAIN}") from error
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise UnknownModel(f"{path} is no config of a model ({error}): {_COPY_AGAIN}") from error
 
 
 class Decoder:
@@ -72,7 +88,7 @@ class Decoder:
         folder: in Hugging Face's format: ``config.json`` and ``*.safetensors``.
 
     Raises:
-        UnknownModel: see ``Shape.of``.
+        UnknownModel: see ``Shape.of``, or weights are missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,10 +96,14 @@ class Decoder:
         self._weights = {
             name.removeprefix("model."): weight.float()
             for part in sorted(folder.glob("*.safetensors"))
-            for name, weight in load_file(part).items()
+            for name, weight in _tensors(part).items()
         }
         if not self._weights:
             raise UnknownModel(f"{folder} has no *.safetensors")
+        of_layers = [f"layers.{at}.{name}" for at in range(self.shape.layers) for name in _OF_A_LAYER]
+        for name in ("embed_tokens", "norm", *of_layers):
+            if f"{name}.weight" not in self._weights:
+                raise UnknownModel(f"{folder}: no *.safetensors holds model.{name}.weight: {_COPY_AGAIN}")
         self._head = self._weights.get("lm_head.weight", self._weights["embed_tokens.weight"])
         exponents = torch.arange(0, self.shape.dim, 2, dtype=torch.float64) / self.shape.dim
         self._frequencies = self.shape.theta**-exponents
@@ -124,6 +144,25 @@ class Decoder:
 
     def _norm(self, state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(state, (state.shape[-1],), weight, self.shape.epsilon)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UnknownModel(f"{path.parent} has no config.json: give the folder of a Hugging Face checkpoint")
+    try:
+        config = read_json(path.read_bytes())
+    except (OSError, BadJson) as error:
+        raise UnknownModel(f"{path} cannot be read ({error}): {_COPY_AGAIN}") from error
+    if not isinstance(config, dict):
+        raise UnknownModel(f"{path} holds no JSON object: {_COPY_AGAIN}")
+    return config
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UnknownModel(f"{file} cannot be read ({error}): {_COPY_AGAIN}") from error
 
 
 def _rotated(vectors: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -68,9 +68,9 @@ def layers_command(
 
     check_outputs(json_file)
     shape = TextShape(documents, document_tokens, records)
+    compared = _layers_of(beside)
     questions: list[Question] = []
     try:
-        compared = [int(layer) for layer in beside.split(",") if layer.strip()]
         decoder, tokenizer = Decoder(model), model_tokenizer(model)
         if not all(0 <= layer < decoder.shape.layers for layer in compared):
             fail(f"--beside {beside}: {model} has layers 0 to {decoder.shape.layers - 1}")
@@ -82,8 +82,6 @@ def layers_command(
         found = calibrate(questions, compared)
     except (CalibrationError, UnknownModel, WorkloadError) as error:
         fail(str(error))
-    except ValueError:
-        fail(f"--beside takes numbers of layers, separated by commas, not {beside!r}")
     table = Table("layer", *(f"{each.window} tokens observed" for each in found.windows))
     for layer in range(decoder.shape.layers):
         add_texts(table, str(layer), *(_share(each, layer) for each in found.windows))
@@ -103,6 +101,13 @@ def layers_command(
         )
         document = {"command": command, "compared": compared, **asdict(found)}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _layers_of(beside: str) -> list[int]:
+    try:
+        return [int(layer) for layer in beside.split(",") if layer.strip()]
+    except ValueError:
+        fail(f"--beside takes numbers of layers, separated by commas, not {beside!r}")
 
 
 def _share(found: Found, layer: int) -> str:

@@ -12,6 +12,7 @@ from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance_lab.conformance.page_scores import PageScores, combine_layers, layer_page_scores
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance_lab.workload.real_text import Asked, Documents
+from sgl_importance_lab.workload.workload_request import WorkloadError
 
 PAGE = 16
 SHARE = 0.1
@@ -45,9 +46,19 @@ class Question:
 def ask_document(
     decoder: Decoder, tokenizer: Tokenizer, documents: Documents, number: int
 ) -> Iterator[Question]:
-    """Asks for every record of a document; what the prompts share is computed once."""
+    """Asks for every record of a document; what the prompts share is computed once.
+
+    Raises:
+        WorkloadError: prompts are longer than what the model was made for.
+    """
     questions = documents.all_records(number)
     prompts = [tokenizer.encode(asked.prompt) for asked in questions]
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if longest > decoder.shape.context:
+        raise WorkloadError(
+            f"a prompt has {longest} tokens, and the model was made for {decoder.shape.context}: "
+            "lower --document-tokens"
+        )
     shared = _shared([prompt.ids for prompt in prompts])
     prefill = Prefill(decoder, torch.tensor(prompts[0].ids[:shared]), keeps_queries=True)
     for asked, prompt in zip(questions, prompts, strict=True):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 from typer.testing import CliRunner
 
 from sgl_importance_lab.conformance.page_scores import PageScores, layer_page_scores
-from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill, Shape
 from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
 from sgl_importance_lab.trained_model.layers_command import app
 from sgl_importance_lab.trained_model.planted_questions import (
@@ -141,3 +144,56 @@ def test_the_command_says_why_it_has_no_answer(model: Path, tmp_path: Path) -> N
     result = CliRunner().invoke(app, [str(tmp_path)])
     assert result.exit_code == 2
     assert "no config.json" in result.output
+
+
+def test_a_config_without_grouped_heads_and_theta_has_those_of_the_first_llama(tmp_path: Path) -> None:
+    config: dict[str, Any] = dict(TINY_LLAMA)
+    del config["num_key_value_heads"], config["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = Shape.of(tmp_path)
+    assert (shape.kv_heads, shape.theta) == (shape.heads, 10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", b"{", "config.json cannot be read ("),
+        ("config.json", b"[]", "config.json holds no JSON object: "),
+        ("config.json", b'{"model_type": "llama"}', "config.json lacks num_attention_heads: "),
+        (
+            "config.json",
+            json.dumps({**TINY_LLAMA, "vocab_size": "many"}).encode(),
+            "config.json is no config of a model (",
+        ),
+        (
+            "config.json",
+            json.dumps({**TINY_LLAMA, "num_hidden_layers": 3}).encode(),
+            "no *.safetensors holds model.layers.2.input_layernorm.weight: ",
+        ),
+        ("model.safetensors", b"\x08\0\0\0\0\0\0\0{", "model.safetensors cannot be read ("),
+    ],
+)
+def test_a_damaged_model_is_one_line(
+    model: Path, tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    (damaged / file).write_bytes(content)
+    result = CliRunner().invoke(app, [str(damaged)])
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.endswith(": copy or download the model again\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_numbers_that_are_no_layers_are_one_line(model: Path) -> None:
+    result = CliRunner().invoke(app, [str(model), "--beside", "all"])
+    assert (result.exit_code, "--beside takes numbers of layers" in result.stderr) == (2, True)
+
+
+def test_prompts_longer_than_the_model_s_context_are_refused(model: Path, tmp_path: Path) -> None:
+    short = shutil.copytree(model, tmp_path / "short")
+    (short / "config.json").write_text(json.dumps({**TINY_LLAMA, "max_position_embeddings": 256}))
+    few = ["--documents", "1", "--document-tokens", "256", "--records", "2"]
+    result = CliRunner().invoke(app, [str(short), *few])
+    assert result.exit_code == 2, result.output
+    assert "the model was made for 256: lower --document-tokens" in result.stderr
