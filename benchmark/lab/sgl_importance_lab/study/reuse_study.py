@@ -20,6 +20,7 @@ from sgl_importance.terminal import add_texts, plain
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import IntArray, Trace
 from sgl_importance_lab.study.statistics import Estimate, bootstrap
+from sgl_importance_lab.study.study_report import no_verdict
 
 FloatArray = npt.NDArray[np.float64]
 CONSTANT, ONE_CLASS, PAIRS, CLASSES = "constant", "one class", "type x transition", "with visits"
@@ -77,6 +78,8 @@ class ReuseFinding:
 
     @property
     def verdict(self) -> str:
+        if said := no_verdict(self.gain):
+            return said
         if self.gain.low > 0:
             return "the classes predict better than one class"
         if self.gain.high < 0:
@@ -151,14 +154,14 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
         arms.append(Arm(name, used, float(((values - outcomes)[scored] ** 2).mean()), errors))
     gain = (predicted[ONE_CLASS] - outcomes) ** 2 - (predicted[CLASSES] - outcomes) ** 2
     counts = np.bincount(requests[scored]).astype(np.float64)
-    per_request = np.stack([np.bincount(requests[scored], gain[scored]), counts], axis=1)
+    per_request = np.stack([np.bincount(requests[scored], gain[scored]), counts], axis=1)[counts > 0]
     return ReuseFinding(
         trace=trace.name,
         horizon=horizon,
         predictions=int(scored.sum()),
         base_rate=float(outcomes[scored].mean()),
         arms=tuple(arms),
-        gain=bootstrap(per_request[trace.num_requests // 2 :], _ratio_of_sums),
+        gain=bootstrap(per_request, _ratio_of_sums),
         by_pair=_by_pair(facts, evidence[scored], predicted[CLASSES][scored], outcomes[scored]),
     )
 

@@ -69,8 +69,7 @@ class Finding:
     p_value: float | None = None
 
     def __post_init__(self) -> None:
-        if self.value.n < FEWEST_UNITS:
-            said = f"none: n = {self.value.n}, and fewer than {FEWEST_UNITS} decide nothing"
+        if said := no_verdict(self.value):
             object.__setattr__(self, "verdict", said)
 
     def show(self, console: Console) -> None:
@@ -117,6 +116,13 @@ def _shown(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def no_verdict(value: Estimate) -> str | None:
+    """What is said in place of a verdict where too few units decide; None where they are enough."""
+    if value.n >= FEWEST_UNITS:
+        return None
+    return f"none: n = {value.n}, and fewer than {FEWEST_UNITS} decide nothing"
 
 
 def verdict_of(value: Estimate, *, positive: str, negative: str, undecided: str) -> str:

@@ -68,6 +68,19 @@ def test_where_every_prompt_is_alike_no_gain_is_claimed():
     assert np.isfinite(finding.gain.low)
 
 
+def test_too_few_requests_have_a_number_and_no_verdict():
+    finding = study_reuse(_trace([[1, i] for i in range(2, 10)]), horizon=1, progress=False)
+    assert finding.verdict == "none: n = 3, and fewer than 5 decide nothing"
+
+
+def test_only_requests_with_predictions_are_units():
+    paths = [[1, 100 + i] if i % 2 else [] for i in range(80)]
+    finding = study_reuse(_trace(paths), horizon=2, progress=False)
+    # Of requests 40 to 77, which are judged, every second one has blocks.
+    assert finding.gain.n == 19
+    assert not finding.verdict.startswith("none")
+
+
 def test_a_trace_whose_second_half_asks_for_nothing_is_refused():
     with pytest.raises(ValueError, match="has a block: record more"):
         study_reuse(_trace([[1], [1], *([[]] * 6)]), 1, progress=False)
