@@ -64,9 +64,25 @@ _TIERS = "Tiers"
 _PAGES = "Pages in tiers"
 _CHAIN = "Chain of storage tiers"
 
+_OF_PAGES, _OF_CHAIN, _OF_TIERS, _OF_SWEEP = "--pages", "--tiers", "--device-blocks", ""
+_USED_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("selected", "chosen", "resident_bias"), (_OF_PAGES,)),
+    "price_computed": (_OF_CHAIN,),
+    **dict.fromkeys(
+        ("host_policy", "storage_policy", "write_policy", "host_gbps", "storage_gbps"), (_OF_TIERS,)
+    ),
+    **dict.fromkeys(("prefill_tokens_per_second", "bytes_per_token"), (_OF_CHAIN, _OF_TIERS)),
+    **dict.fromkeys(
+        ("format_name", "skip_bad", "tokenizer", "block_tokens", "alive", "seed"),
+        (_OF_CHAIN, _OF_TIERS, _OF_SWEEP),
+    ),
+}
+"""Parameters that not every replay uses, with the options of those that do."""
+
 
 @app.callback(invoke_without_command=True, context_settings=_OPTIONS_AFTER_TRACES)
 def replay_command(
+    context: typer.Context,
     traces: Annotated[list[Path], typer.Argument(parser=some_path, metavar="TRACE", help="Files to replay.")],
     policies: Annotated[
         str, typer.Option(help="Comma-separated policies; belady is the optimum.")
@@ -203,9 +219,17 @@ def replay_command(
     workers = workers_of(jobs)
     seeds = parse_seeds(seed)
     tier_sizes = device_blocks is not None or bool(host_blocks) or bool(storage_blocks)
+    if chunk_tokens is not None and not node_granular:
+        fail("--chunk-tokens says how long nodes are: it needs --node-granular")
+    for option, policy in (("--host-policy", host_policy), ("--storage-policy", storage_policy)):
+        if policy is not None:
+            _only_policy(option, policy)
     if pages:
         if any((object_level, node_granular, plot_file, tiers_file, tier_sizes)):
             fail("--pages replays page lists: leave out --plot, and the modes and sizes of other replays")
+        _refuse_unused(context, _OF_PAGES)
+        if chosen and _is_given(context, "selected"):
+            fail("what a selector chose is chosen: leave out one of --chosen and --selected")
         _replay_pages(
             traces,
             parse_page_policies(policies),
@@ -223,6 +247,7 @@ def replay_command(
     if tiers_file is not None:
         if blocks or any((object_level, node_granular, plot_file, tier_sizes)):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
+        _refuse_unused(context, _OF_CHAIN)
         replay_chain(
             traces,
             tiers_file,
@@ -239,14 +264,13 @@ def replay_command(
         return
     if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
-    if chunk_tokens is not None and not node_granular:
-        fail("--chunk-tokens says how long nodes are: it needs --node-granular")
     if object_level and node_granular:
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
     if device_blocks is None and (host_blocks or storage_blocks):
         fail("--host-blocks and --storage-blocks need --device-blocks")
     if device_blocks is not None and (object_level or plot_file is not None):
         fail("--device-blocks replays tiers: leave out --object-level and --plot")
+    _refuse_unused(context, _OF_SWEEP if device_blocks is None else _OF_TIERS)
     check_results(json_file, plot_file)
     options = ReadOptions(tokenizer, block_tokens, object_level, alive)
     chunk = (chunk_tokens or SERVER_CHUNK_TOKENS) if node_granular else None
@@ -328,6 +352,24 @@ def _replay_pages(
         json_file=json_file,
         workers=workers,
     )
+
+
+def _refuse_unused(context: typer.Context, mode: str) -> None:
+    """Fails where an option is given that this replay does not use."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if mode in _USED_BY.get(name, (mode,)) or not _is_given(context, name):
+            continue
+        option = parameter.opts[0]
+        if mode:
+            fail(f"{option} says nothing to {mode}: leave it out")
+        fail(f"{option} needs {' or '.join(_USED_BY[name])}: add that, or leave it out")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    # By name: some releases of typer bring a click of their own.
+    return source is not None and source.name != "DEFAULT"
 
 
 def _only_policy(option: str, text: str) -> str:

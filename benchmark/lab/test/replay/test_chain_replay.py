@@ -172,6 +172,11 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path) -> None:
         (["--policies", "belady"], "use lru or importance"),
         (["--policies", "importance,belady"], "has no optimum"),
         (["--bytes-per-token", "100000000"], "or sizes by --capacity-fraction"),
+        (["--chunk-tokens", "512"], "--chunk-tokens says how long nodes are: it needs --node-granular"),
+        (["--host-policy", "lru"], "--host-policy says nothing to --tiers: leave it out"),
+        (["--storage-policy", "lru"], "--storage-policy says nothing to --tiers: leave it out"),
+        (["--write-policy", "write_back"], "--write-policy says nothing to --tiers: leave it out"),
+        (["--selected", "0.2"], "--selected says nothing to --tiers: leave it out"),
     ],
 )
 def test_what_does_not_go_together(files: tuple[Path, Path], arguments: list[str], problem: str) -> None:

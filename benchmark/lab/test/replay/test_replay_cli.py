@@ -223,6 +223,14 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
             ],
             "belady follows the requests",
         ),
+        (["--device-blocks", "4", "--host-policy", "lfru"], "unknown policy 'lfru'"),
+        (["--device-blocks", "4", "--storage-policy", "lfru"], "unknown policy 'lfru'"),
+        (["--capacity-blocks", "4", "--chosen"], "--chosen needs --pages: add that, or leave it out"),
+        (
+            ["--capacity-blocks", "4", "--bytes-per-token", "9"],
+            "--bytes-per-token needs --tiers or --device-blocks",
+        ),
+        (["--device-blocks", "4", "--price-computed", "3"], "--price-computed says nothing to --device-"),
     ],
 )
 def test_wrong_input_gets_one_line(trace_file: Path, args: list[str], line: str) -> None:

@@ -59,6 +59,14 @@ def test_every_policy_gets_a_row(recording: Path, tmp_path: Path) -> None:
         (["--capacity-blocks", "3", "--plot", "pages.png"], "--pages replays page lists: leave out"),
         (["--capacity-blocks", "3", "--node-granular"], "--pages replays page lists: leave out"),
         (["--device-blocks", "3", "--capacity-blocks", "3"], "--pages replays page lists: leave out"),
+        (["--chosen", "--selected", "0.3"], "leave out one of --chosen and --selected"),
+        (["--chunk-tokens", "512"], "--chunk-tokens says how long nodes are: it needs --node-granular"),
+        (["--format", "mooncake"], "--format says nothing to --pages: leave it out"),
+        (["--tokenizer", "gpt2"], "--tokenizer says nothing to --pages: leave it out"),
+        (["--block-tokens", "16"], "--block-tokens says nothing to --pages: leave it out"),
+        (["--alive", "3"], "--alive says nothing to --pages: leave it out"),
+        (["--seed", "1,2"], "--seed says nothing to --pages: leave it out"),
+        (["--write-policy", "write_back"], "--write-policy says nothing to --pages: leave it out"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(recording: Path, words: list[str], message: str) -> None:
