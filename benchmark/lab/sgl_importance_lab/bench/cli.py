@@ -24,6 +24,18 @@ from sgl_importance_lab.probe.grading_arguments import Concurrency, Timeout, par
 from sgl_importance_lab.replay.report.plot import PlotError, check_plot
 from sgl_importance_lab.study.statistics import Estimate, mean_of
 
+
+class _Hints(msgspec.Struct):
+    selector: str | None = None
+    budget: float | None = None
+
+
+class _Fields(msgspec.Struct):
+    """What this command itself reads of added fields."""
+
+    kv_hints: _Hints | None = None
+
+
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
 
@@ -195,9 +207,11 @@ def _fields(flag: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        found = msgspec.json.decode(text, type=dict[str, Any])
+        msgspec.convert(found, _Fields)
     except msgspec.MsgspecError as error:
         fail(f'{flag} takes a JSON object such as \'{{"kv_hints": {{"budget": 512}}}}\': {error}')
+    return found
 
 
 def _check_tokenizer(folder: Path | None) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from sgl_importance.json_text import BadJson, read_json
+
 MESSAGE_CHARACTERS = 300
 
 
@@ -31,6 +33,22 @@ class Exchange(msgspec.Struct):
     prompt_tokens: int
     cached_tokens: int
     seconds: float
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Completion(msgspec.Struct):
+    """What is read of an answer."""
+
+    choices: list[Any]
+    usage: _Usage | None = None
 
 
 class RecordingProxy:
@@ -82,7 +100,12 @@ class RecordingProxy:
             if response.is_error:
                 reason = " ".join(response.text.split())[:MESSAGE_CHARACTERS]
                 return self._failed(response.status_code, f"{self._url}{path} answered: {reason}")
-            kept = _exchange(request, response.json(), time.perf_counter() - start)
+            try:
+                kept = _exchange(request, response.content, time.perf_counter() - start)
+            except (BadJson, msgspec.ValidationError):
+                return self._failed(
+                    502, f"{self._url}{path} does not answer like an OpenAI server: check the address"
+                )
             self._keep(kept)
         with self._lock:
             self.exchanges.append(kept)
@@ -136,12 +159,16 @@ def listening(proxy: RecordingProxy) -> Iterator[str]:
         proxy.close()
 
 
-def _exchange(request: str, reply: dict[str, Any], seconds: float) -> Exchange:
-    usage = reply.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    return Exchange(
-        request, reply, usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, seconds
-    )
+def _exchange(request: str, answer: bytes, seconds: float) -> Exchange:
+    """
+    Raises:
+        BadJson: the answer is no JSON.
+        msgspec.ValidationError: it is no completion.
+    """
+    reply = read_json(answer)
+    usage = msgspec.convert(reply, _Completion).usage or _Usage()
+    details = usage.prompt_tokens_details or _Details()
+    return Exchange(request, reply, usage.prompt_tokens or 0, details.cached_tokens or 0, seconds)
 
 
 def _read(file: Path | None) -> list[Exchange]:

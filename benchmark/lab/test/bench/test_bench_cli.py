@@ -239,6 +239,8 @@ def test_fields_reach_the_server_that_they_are_meant_for(words: list[str], tmp_p
         (["--harness", "nowhere"], "no lm-evaluation-harness in nowhere: add --install"),
         (["--tasks", "niah_single_2"], "unknown task 'niah_single_2': choose from niah_single_1"),
         (["--body", "[1]"], "--body takes a JSON object"),
+        (["--body", '{"kv_hints": 3}'], "--body takes a JSON object such as"),
+        (["--body", '{"kv_hints": {"budget": "half"}}'], "--body takes a JSON object such as"),
         (["--resume"], "--resume needs the --json file"),
         (["--plot", "x.doc"], "--plot cannot write 'x.doc'"),
     ],
@@ -249,6 +251,19 @@ def test_a_failure_is_one_line_with_its_cure(words: list[str], change: list[str]
     assert result.exit_code == 2
     assert problem in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{}", b'{"choices": [], "usage": 3}'])
+def test_an_answer_that_is_no_completion_is_one_line_and_not_kept(
+    words: list[str], tmp_path: Path, answer: bytes
+) -> None:
+    out = tmp_path / "runs.json"
+    with chat_server(lambda _: (200, answer)) as url:
+        result = bench(words, "--url", url, "--samples", "1", "--json", str(out))
+    assert result.exit_code == 2
+    assert "does not answer like an OpenAI server: check the address" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not out.with_name("runs.json.part").exists()
 
 
 def test_a_missing_tokenizer_and_an_unknown_suite(words: list[str]) -> None:
