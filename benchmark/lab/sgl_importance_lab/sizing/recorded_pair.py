@@ -7,6 +7,7 @@ from typing import Any
 from sgl_importance.nodes.ghosts import ghost_pages_of
 from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS, ShadowPair
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.reader import TraceReader
 from sgl_importance.observe.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished
 from sgl_importance.policy.cost_model import CostModel
@@ -43,7 +44,8 @@ def recorded_pair(reader: TraceReader, chunk_tokens: int | None = None) -> Shado
             case Header():  # a server's life begins
                 pair.reset()
                 prompts.clear()
-            case RequestAdmitted():
+            # The server's own requests are in no trace that is replayed beside this.
+            case RequestAdmitted() if not record.rid.startswith(HEALTH_CHECK_PREFIX):
                 prompts[record.request] = record.input_tokens
                 pages = [reader.digest(page) for page in record.pages.tolist()]
                 pair.admit(str(record.request), pages, record.input_tokens)
