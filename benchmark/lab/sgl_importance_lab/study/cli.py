@@ -83,7 +83,8 @@ def run_study_on(
         if with_figure:
             check_drawing()
         with console.status(f"reading {len(directories)} recordings"):
-            recordings = _told_apart(directories, [load(directory) for directory in directories])
+            loaded = [load(directory) for directory in directories]
+        recordings: list[RecordingT] = _told_apart(directories, loaded)
         if empty := [recording.name for recording in recordings if not recording.num_requests]:
             fail(f"no requests in {', '.join(empty)}: record while clients ask")
         found = study(recordings, out / f"{name}.png" if with_figure else None)
