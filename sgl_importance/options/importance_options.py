@@ -173,7 +173,7 @@ class ImportanceOptions:
         """The choices that mean nothing without page scores, as ``name 'value'``."""
         needing = {
             "g": self.use_importance,
-            "trace.detail": self.trace.directory and self.trace.detail == "steps",
+            "trace.detail": self.trace.detail == "steps",
         }
         return tuple(f"{name_of(place)} {self.at(place)!r}" for place, needs in needing.items() if needs)
 

@@ -136,7 +136,7 @@ def test_what_rests_on_scores_is_refused_without_them(options: dict[str, Any], n
     assert here.source == "torch_native"
 
 
-@pytest.mark.parametrize("options", [{}, {"trace.directory": "records"}, {"trace.detail": "steps"}])
+@pytest.mark.parametrize("options", [{}, {"trace.directory": "records"}])
 def test_the_rest_needs_no_scores(options: dict[str, Any]) -> None:
     assert ImportanceOptions.of({"policy": "importance", "source": "none", **options}).needing_scores == ()
 

@@ -132,7 +132,7 @@ def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
 
 
 def test_a_session_refuses_what_would_hide_its_requests() -> None:
-    node = SimpleNamespace(req=SimpleNamespace(cache_salt=None, finished_reason=None))
+    node = SimpleNamespace(req=SimpleNamespace(cache_salt=None, extra_key=None, finished_reason=None))
     session = SimpleNamespace(streaming=False, req_nodes={"a": node})
     scheduler = Scheduler(session_controller=SimpleNamespace(get={"s": session}.get))
 
@@ -151,7 +151,9 @@ def test_a_session_refuses_what_would_hide_its_requests() -> None:
     node.req.finished_reason = FINISH_ABORT()  # by its client, who may go on from what was answered
     assert said("b", rid="a") == ""
     node.req.cache_salt = "another's"
-    assert said("b", rid="a") == "session_params.rid: the session has no such request of this cache_salt"
+    assert said("b", rid="a").startswith(
+        "session_params.rid: the session has no such request of this cache_salt"
+    )
 
 
 def test_an_operator_is_told_what_did_not_work() -> None:
