@@ -4,16 +4,22 @@ Traces: production requests of Mooncake, and recorded coding agents, of which on
 policy was chosen on even ones), so many sessions alive at a time. All tiers together hold a share of the
 trace's unique blocks, divided as the bytes of the file of tiers. Times follow from the numbers of that file
 and of ``--prefill-tokens-per-second``: they compare, and forecast nothing. Hits are deterministic.
+
+Sessions begin in several orders: a row is the mean over them, and ``recomputed_over_lru`` the mean ratio of
+recomputed tokens to those of LRU in the same tiers, with a 95 % interval over orders (Student's t).
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
+from intervals import interval
 from results import print_rows, write_results
 from rich.progress import track
 
@@ -64,6 +70,7 @@ def one_tier_row(
     rent = chain["gigabytes"] * last.price_per_gigabyte_hour * hours
     return {
         "trace": chain["trace"],
+        "order": chain["order"],
         "policy": "lru, one tier",
         "fraction": chain["fraction"],
         "gigabytes": chain["gigabytes"],
@@ -76,6 +83,34 @@ def one_tier_row(
         "hit_shares": {last.name: found / prompt_tokens},
         "moved_in_blocks": {},
     }
+
+
+def mean_over_orders(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each trace, size and policy, out of one for each order of sessions."""
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        kinds[row["trace"], row["fraction"], row["policy"]].append(row)
+    means = []
+    for (trace, fraction, policy), of_kind in kinds.items():
+        row = {**_mean(of_kind), "fraction": fraction, "orders": len(of_kind)}
+        means.append(row)
+        ours, lru = (
+            {each["order"]: each["recomputed_share"] for each in kinds[trace, fraction, name]}
+            for name in (policy, "lru")
+        )
+        both = sorted(ours.keys() & lru.keys())
+        if len(both) > 1:
+            row["recomputed_over_lru"] = interval([ours[order] / lru[order] for order in both])
+    return means
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Of numbers; of what holds numbers by name, one by one; what is no number is alike in all."""
+    first = values[0]
+    if isinstance(first, dict):
+        in_all = [name for name in first if name != "order" and all(name in each for each in values)]
+        return {name: _mean([each[name] for each in values]) for name in in_all}
+    return fmean(values) if isinstance(first, int | float) else first
 
 
 def main(
@@ -92,18 +127,21 @@ def main(
     ] = 4096,
     tiers_file: Annotated[Path, typer.Option("--tiers", help="The tiers, with their numbers.")] = TIERS,
     price_computed: Annotated[float, typer.Option(min=0, help="Of a million computed tokens.")] = 0.10,
+    seeds: Annotated[int, typer.Option(min=1, help="Orders in which sessions begin.")] = 10,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Measures and writes the results."""
     spec = read_tier_file(tiers_file)
     hardware = ChainHardware(PREFILL_TOKENS_PER_SECOND, BYTES_PER_TOKEN, price_computed)
-    traces = [read_trace(conversation, ReadOptions())]
+    traces, orders = [read_trace(conversation, ReadOptions())], [0]
     _, sessions = read_sessions(sessions_file, block_tokens, refuse_bad_record)
     odd = [session for session in sessions if session.line % 2]
     for alive in map(int, alive_at_a_time.split(",")):
         name = f"coding agents, {alive} alive"
-        traces.append(merge_sessions(name, block_tokens, odd, alive, 0, refuse_bad_record))
+        for seed in range(seeds):
+            traces.append(merge_sessions(name, block_tokens, odd, alive, seed, refuse_bad_record))
+            orders.append(seed)
     sizes = [float(size) for size in fractions.split(",")]
     jobs_of_both = chain_jobs(traces, spec, CHAIN_POLICIES, sizes, hardware)
     # The smallest first, of every trace: a run that is cut short has rows of each.
@@ -118,6 +156,7 @@ def main(
             alone = row.prompt_tokens / row.requests / hardware.prefill_tokens_per_second
             rows[index] = {
                 "trace": row.trace,
+                "order": orders[work[index].trace],
                 "policy": row.policy,
                 "fraction": row.fraction,
                 "gigabytes": sum(tier.capacity_blocks for tier in row.tiers)
@@ -148,7 +187,7 @@ def main(
                 one_tier.append(one_tier_row(trace, rows[index], spec, hardware, alone))
     except KeyboardInterrupt:
         typer.echo("interrupted: the file has the rows that were finished", err=True)
-    rows = [row for row in rows if row] + one_tier
+    rows = mean_over_orders([row for row in rows if row] + one_tier)
     columns = ("trace", "policy", "fraction", "recomputed_share", "fetch_microseconds_per_token", "ttft_mean")
     print_rows("Chain of tiers", [{column: row[column] for column in columns} for row in rows])
     typer.echo(f"written to {write_results('tier_chain', rows, out=out)}")
