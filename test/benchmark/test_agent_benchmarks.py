@@ -29,7 +29,7 @@ BLOCK = 512
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The scripts, with what they import from their own folder; others have some of the same names."""
-    own = ("agents", "agents_offline", "agents_served", "agents_restart", "agents_admission")
+    own = ("agents", "agents_offline", "agents_served", "agents_restart", "agents_admission", "tier_chain")
     names = ("results", "intervals", *own)
     monkeypatch.syspath_prepend(str(FOLDER))
     before = {name: sys.modules.pop(name, None) for name in names}
@@ -285,3 +285,22 @@ def test_a_session_that_lost_its_tail_goes_on_losing_or_loses_no_more(modules: S
         contested = [was_cut for was_cut, has_cut, has_whole in chosen if has_cut and has_whole]
         assert len(contested) > 20
         assert set(contested) == {wanted}
+
+
+def test_a_row_of_tiers_is_the_mean_over_orders(modules: SimpleNamespace) -> None:
+    """With an interval of what each order computes beside LRU in the same order."""
+
+    def row(order: int, policy: str, share: float) -> dict[str, Any]:
+        kind = {"trace": "agents", "fraction": 0.02, "order": order, "policy": policy}
+        return kind | {"recomputed_share": share, "hit_shares": {"dram": 1 - share}}
+
+    shares = {"lru": (0.2, 0.4), "importance": (0.1, 0.3)}
+    rows = [row(order, policy, share) for policy, of in shares.items() for order, share in enumerate(of)]
+    lru, ours = modules.tier_chain.mean_over_orders(rows)
+    assert (lru["policy"], lru["fraction"], lru["orders"]) == ("lru", 0.02, 2)
+    assert lru["recomputed_share"] == pytest.approx(0.3)
+    assert ours["hit_shares"] == {"dram": pytest.approx(0.8)}
+    mean, low, high = ours["recomputed_over_lru"]
+    assert mean == pytest.approx((0.5 + 0.75) / 2)
+    assert low < 0.5 < 0.75 < high
+    assert lru["recomputed_over_lru"] == (1, 1, 1)
