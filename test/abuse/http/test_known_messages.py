@@ -24,6 +24,11 @@ def lives(server: ServerProcess) -> Iterator[None]:
 # ---- rules that leave no token ----
 
 
+def grammar_ended(answer: httpx.Response) -> bool:
+    """From 0.5.23 on sglang answers 500 where a grammar ends its request, and says why."""
+    return answer.status_code == 500 and "Grammar accept_token failed" in answer.text
+
+
 @pytest.mark.parametrize(
     "rules",
     [
@@ -40,7 +45,7 @@ def test_rules_that_exclude_every_token_end_one_request(
     """sglang draws from a softmax of nothing, and its scheduler ends with it."""
     params = {"max_new_tokens": 8, **sampling, **rules}
     answer = client.post("/generate", json={"input_ids": tokens(9, 40), "sampling_params": params})
-    assert answer.status_code in (200, 400), answer.text
+    assert answer.status_code in (200, 400) or grammar_ended(answer), answer.text
 
 
 def test_an_ambiguous_grammar_holds_nobody(server: ServerProcess, client: httpx.Client):
@@ -49,8 +54,9 @@ def test_an_ambiguous_grammar_holds_nobody(server: ServerProcess, client: httpx.
     ebnf = f'root ::= r0\n{doubling}\nr40 ::= "a"?'
     params = {"ebnf": ebnf, "max_new_tokens": 1000, "min_new_tokens": 1000}
     answer = client.post("/generate", json={"input_ids": tokens(9, 40), "sampling_params": params})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+    if not grammar_ended(answer):
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 # ---- sessions and aborts ----
