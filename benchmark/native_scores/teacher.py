@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
+from sgl_importance_lab.trained_model.model_shape import UnknownModel
 
 FIRST_ROW = 256
 """Position of the first query that is learned from: earlier ones have little to choose."""
@@ -24,6 +25,8 @@ class WatchedDecoder(Decoder):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        if len(self.shape.whole_layers) < self.shape.layers:
+            raise UnknownModel(f"{folder}: an indexer is for layers that see everything; some have a window")
         self.inputs: list[torch.Tensor] = [torch.empty(0)] * self.shape.layers
 
     def projected(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:

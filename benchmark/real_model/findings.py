@@ -25,11 +25,12 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 # ruff: noqa: E402
-from benchmark.real_model.recorded import Observed, Setting, by_document, observe, write_recording
+from benchmark.real_model.recorded import SIGNAL, Observed, Setting, by_document, observe, write_recording
 from benchmark.results import RESULTS
 from benchmark.sparse.real.choosing import of_selector
 from benchmark.sparse.real_model import selector_of
-from sgl_importance_lab.trained_model.decoder import Decoder, UnknownModel
+from sgl_importance_lab.trained_model.decoder import Decoder
+from sgl_importance_lab.trained_model.model_shape import Shape, UnknownModel
 from sgl_importance_lab.workload.real_text import (
     TextShape,
     make_text_workload,
@@ -38,14 +39,13 @@ from sgl_importance_lab.workload.real_text import (
     text_at_hand,
 )
 from sgl_importance_lab.workload.workload_request import WorkloadError, WorkloadRequest, write_requests
+from sglang_importance.attention.layers import sampled_layers
 
 SEED = 7
 SHARE = 0.1
 """Of the pages, those that ``bits`` chooses."""
-AUTO = (15, 20, 24, 29)
-"""Layers that a server of SmolLM2 samples unless it is told."""
-ANSWERING = (18, 21, 22, 23)
-"""Layers that ``sgl-importance layers`` finds in it."""
+ANSWERING = {"smollm2": (18, 21, 22, 23), "gemma3-270m": (5, 11)}
+"""Layers that ``sgl-importance layers`` finds in a model, by its name; it is not asked of others."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,25 @@ class Traffic:
         shape: of the windows.
         records: requests for a record, by the beginning of its sentence.
         repeats: requests that begin a passage of the window again.
-        settings: under which its attention is recorded, by name.
+        windows: last tokens that are observed in the layers that a server samples, by the setting's name.
+        answering: likewise in the layers that find answers.
         lists: whether pages that tokens want, and that ``bits`` chooses, are recorded with the first.
     """
 
     shape: TextShape
     records: int
     repeats: int
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+    answering: Mapping[str, int] = field(default_factory=dict)
     lists: bool = False
+
+    def settings(self, model: str, shape: Shape) -> dict[str, Setting]:
+        """Under which its attention is recorded."""
+        sampled = sampled_layers(shape.whole_layers)
+        found = {name: Setting(sampled, window) for name, window in self.windows.items()}
+        if model in ANSWERING:
+            found |= {name: Setting(ANSWERING[model], window) for name, window in self.answering.items()}
+        return found
 
 
 TRAFFIC = {
@@ -72,19 +82,14 @@ TRAFFIC = {
         TextShape(documents=10, document_tokens=768, answer_tokens=32, document_skew=0.7),
         records=80,
         repeats=16,
-        settings={
-            "questions": Setting(AUTO),
-            "window-8": Setting(AUTO, 8),
-            "window-1": Setting(AUTO, 1),
-            "answering-layers": Setting(ANSWERING),
-            "answering": Setting(ANSWERING, 1),
-        },
+        windows={"questions": SIGNAL.window, "window-8": 8, "window-1": 1},
+        answering={"answering-layers": SIGNAL.window, "answering": 1},
     ),
     "long": Traffic(
         TextShape(documents=4, document_tokens=2048, answer_tokens=32, document_skew=0.0),
         records=8,
         repeats=12,
-        settings={"long": Setting(AUTO)},
+        windows={"long": SIGNAL.window},
         lists=True,
     ),
 }
@@ -111,7 +116,7 @@ def requests_of(traffic: Traffic, tokenizer: Tokenizer) -> list[WorkloadRequest]
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Folder of a model of the Llama architecture.")],
+    model: Annotated[Path, typer.Option(help="Folder of a Llama or a Gemma 3.")],
     recordings: Annotated[Path, typer.Option(help="Folder for the recordings.")] = Path("build/findings"),
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures.")] = None,
 ) -> None:
@@ -125,20 +130,24 @@ def main(
         for name, traffic in TRAFFIC.items():
             requests = requests_of(traffic, tokenizer)
             write_requests(requests, recordings / f"{name}.jsonl")
-            if all((recordings / setting).is_dir() for setting in traffic.settings):
+            settings = traffic.settings(model.name, Shape.of(model))
+            if all((recordings / setting).is_dir() for setting in settings):
                 continue
-            record(Decoder(model), tokenizer, name, traffic, requests, recordings, model.name)
+            taken = Taken(Decoder(model), tokenizer, settings, traffic.lists)
+            record(taken, name, requests, recordings, model.name)
     except (UnknownModel, WorkloadError) as error:
         raise typer.BadParameter(str(error)) from error
     command = Path(sys.executable).parent / "sgl-importance"
     for part, (study, *names) in STUDIES.items():
-        (out / part).mkdir(parents=True, exist_ok=True)
         options = ["--out", str(out / part), "--no-figure"]
         if study in MIN_QUERIES:
             options += ["--min-queries", str(MIN_QUERIES[study])]
         if study == "sensitivity":
             options += ["--workload", str(recordings / "short.jsonl")]
-        directories = [str(recordings / name) for name in names]
+        directories = [str(recordings / name) for name in names if (recordings / name).is_dir()]
+        if not directories:
+            continue
+        (out / part).mkdir(parents=True, exist_ok=True)
         subprocess.run([command, "study", study, *directories, *options], check=True)
     subprocess.run(
         [
@@ -157,40 +166,48 @@ def main(
     )
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A model, and what of its attention is recorded.
+
+    Attributes:
+        decoder: the model.
+        tokenizer: its own.
+        settings: by name.
+        lists: as ``Traffic.lists``.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    settings: Mapping[str, Setting]
+    lists: bool
+
+    def of_document(self, requests: Sequence[WorkloadRequest], kept: Path) -> list[Observed]:
+        """What a document's requests observe, from a file where an earlier run has written it."""
+        if kept.exists():
+            return list(pickle.loads(kept.read_bytes()))
+        selector = of_selector(selector_of("bits", self.decoder)) if self.lists else None
+        observed = observe(self.decoder, self.tokenizer, requests, self.settings, selector, SHARE)
+        unfinished = kept.with_suffix(".unfinished")
+        unfinished.write_bytes(pickle.dumps(observed))
+        unfinished.rename(kept)
+        return observed
+
+
 def record(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    name: str,
-    traffic: Traffic,
-    requests: Sequence[WorkloadRequest],
-    recordings: Path,
-    model: str,
+    taken: Taken, name: str, requests: Sequence[WorkloadRequest], recordings: Path, model: str
 ) -> None:
     """Reads the requests once, and writes a recording for each setting."""
     observed: dict[int, Observed] = {}
     for document, places in track(by_document(requests).items(), description=name):
         of_document = [requests[at] for at in places]
         kept = recordings / f"{name}-{document}.pickle"
-        observed |= zip(places, observe_kept(decoder, tokenizer, traffic, of_document, kept), strict=True)
+        observed |= zip(places, taken.of_document(of_document, kept), strict=True)
     in_order = [observed[at] for at in range(len(requests))]
-    for at, (setting_name, setting) in enumerate(traffic.settings.items()):
+    for at, (setting_name, setting) in enumerate(taken.settings.items()):
         unfinished = recordings / f"{setting_name}.unfinished"
-        write_recording(unfinished, model, setting_name, setting, in_order, lists=traffic.lists and at == 0)
+        write_recording(unfinished, model, setting_name, setting, in_order, lists=taken.lists and at == 0)
         unfinished.rename(recordings / setting_name)
-
-
-def observe_kept(
-    decoder: Decoder, tokenizer: Tokenizer, traffic: Traffic, requests: Sequence[WorkloadRequest], kept: Path
-) -> list[Observed]:
-    """What a document's requests observe, from a file where an earlier run has written it."""
-    if kept.exists():
-        return list(pickle.loads(kept.read_bytes()))
-    selector = of_selector(selector_of("bits", decoder)) if traffic.lists else None
-    observed = observe(decoder, tokenizer, requests, traffic.settings, selector, SHARE)
-    unfinished = kept.with_suffix(".unfinished")
-    unfinished.write_bytes(pickle.dumps(observed))
-    unfinished.rename(kept)
-    return observed
 
 
 if __name__ == "__main__":

@@ -51,11 +51,13 @@ PAGE = 16
 LISTED = 0.2
 """Of a context's pages, those that are listed as wanted."""
 LAYER_STEP = 6
-"""From one layer whose pages are listed to the next."""
+"""From one layer whose pages are listed to the next, where a model has more than ``FEW_LAYERS``."""
+FEW_LAYERS = 8
 SIGNAL = SignalOptions()
 NAMESPACE = (None, None)
 POOL_TOKENS = 1 << 20  # so large that nothing is evicted
-# Of SmolLM2-135M in float32 on a CPU: what is kept and what is computed anew.
+# What is kept and what is computed anew, of SmolLM2-135M in float32 on a CPU. Other models have it as well:
+# nothing but their attention tells their findings apart.
 COST = {
     "prefill_seconds_per_token": 5e-3,
     "prefill_seconds_per_token_pair": 1e-6,
@@ -94,6 +96,7 @@ class Observed:
         prompt: tokens.
         answer: tokens.
         computed: of the prompt, by a server that keeps everything.
+        layers: whose pages are listed: those that see the whole context.
         scores: by setting; rows are the prompt's last tokens, then those of the answer but the last.
         lists: of the prompt's last token and those of the answer but the last.
     """
@@ -102,6 +105,7 @@ class Observed:
     prompt: list[int]
     answer: list[int]
     computed: int
+    layers: tuple[int, ...]
     scores: Mapping[str, PageScores]
     lists: Sequence[Lists]
 
@@ -146,19 +150,21 @@ def observe(
         reader = _Reader(decoder, prefill, len(prompt), selector, share)
         reader.read(prompt[shared:], answer)
         scores = {name: reader.scores(setting) for name, setting in settings.items()}
-        found.append(Observed(request, prompt, answer, computed, scores, reader.lists()))
+        layers = decoder.shape.whole_layers
+        found.append(Observed(request, prompt, answer, computed, layers, scores, reader.lists()))
     return found
 
 
 class _Reader:
-    """Reads the end of a prompt and its answer behind what was computed, and looks at every layer."""
+    """Reads the end of a prompt and its answer behind what was computed, and looks at every layer that sees
+    the whole context."""
 
     def __init__(
         self, decoder: Decoder, prefill: Prefill, prompt_tokens: int, selector: Estimator | None, share: float
     ) -> None:
         self._decoder, self._prefill = decoder, prefill
         self._size, self._selector, self._share = prompt_tokens, selector, share
-        self._layers: list[PageScores] = []
+        self._layers: dict[int, PageScores] = {}
         self._wanted: list[torch.Tensor] = []
         self._chosen: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
@@ -194,33 +200,37 @@ class _Reader:
     def _attention(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        prefill, size, scale = self._prefill, self._size, self._decoder.shape.dim**-0.5
+        prefill = self._prefill
         all_keys = torch.cat([prefill.keys[layer], keys])
         all_values = torch.cat([prefill.values[layer], values])
-        first = max(0, size - SIGNAL.window)
-        known = torch.cat([prefill.queries[layer], queries])[first:]
-        positions = torch.arange(first, len(all_keys))
-        self._layers.append(
-            layer_page_scores(
-                known,
-                all_keys,
-                positions,
-                scale=scale,
-                page_size=PAGE,
-                sink_tokens=SIGNAL.sink_tokens,
-                local_tokens=SIGNAL.local_tokens,
-            )
-        )
-        generated = slice(size - 1 - first, None)  # the prompt's last token yields the answer's first
-        probabilities = attention_probabilities(known[generated], all_keys, positions[generated], scale=scale)
-        by_kv_head = probabilities.unflatten(0, (keys.shape[1], -1)).mean(dim=1)
-        self._wanted.append(pages_of(by_kv_head, PAGE))
-        if self._selector is not None:
-            self._chosen.append(self._choices(layer, known[generated][1:] * scale, all_keys))
-        seen = torch.arange(len(all_keys)) <= torch.arange(len(prefill.keys[layer]), len(all_keys))[:, None]
+        if self._decoder.shape.windows[layer] is None:
+            self._look(layer, torch.cat([prefill.queries[layer], queries]), all_keys)
+        behind = torch.arange(len(prefill.keys[layer]), len(all_keys))
+        seen = self._decoder.shape.sees(layer, behind, len(all_keys))
         q, k, v = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
         outputs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return outputs[0].transpose(0, 1)
+
+    def _look(self, layer: int, queries: torch.Tensor, all_keys: torch.Tensor) -> None:
+        size, scale = self._size, self._decoder.shape.dim**-0.5
+        first = max(0, size - SIGNAL.window)
+        known = queries[first:]
+        positions = torch.arange(first, len(all_keys))
+        self._layers[layer] = layer_page_scores(
+            known,
+            all_keys,
+            positions,
+            scale=scale,
+            page_size=PAGE,
+            sink_tokens=SIGNAL.sink_tokens,
+            local_tokens=SIGNAL.local_tokens,
+        )
+        generated = slice(size - 1 - first, None)  # the prompt's last token yields the answer's first
+        probabilities = attention_probabilities(known[generated], all_keys, positions[generated], scale=scale)
+        by_kv_head = probabilities.unflatten(0, (all_keys.shape[1], -1)).mean(dim=1)
+        self._wanted.append(pages_of(by_kv_head, PAGE))
+        if self._selector is not None:
+            self._chosen.append(self._choices(layer, known[generated][1:] * scale, all_keys))
 
     def _choices(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor
@@ -275,7 +285,8 @@ def write_recording(
             writer.write(record, digests)
         for at, of_token in enumerate(each.lists if lists else ()):
             forward_pass += 1
-            writer.write(_page_lists(number, forward_pass, of_token, each.computed if at == 0 else 1), None)
+            new_tokens = each.computed if at == 0 else 1
+            writer.write(_page_lists(number, forward_pass, of_token, each.layers, new_tokens), None)
         end = RequestFinished(number, number + 1, number, "length", len(each.answer), NO_PAGES)
         sequence = TokenSequence(NAMESPACE, [*each.prompt, *each.answer[:-1]])
         writer.write(end, sequence.digests(PAGE))
@@ -316,23 +327,25 @@ def _fold(number: int, serial: int, weight: float, rows: slice, scores: PageScor
     return Fold(number, serial, serial, weight, rows.stop is not None, *vectors)
 
 
-def _page_lists(number: int, forward_pass: int, lists: Lists, new_tokens: int) -> PageLists:
-    num_layers = len(lists.num_read)
-    listed = range(0, num_layers, LAYER_STEP)
+def _page_lists(
+    number: int, forward_pass: int, lists: Lists, layers: tuple[int, ...], new_tokens: int
+) -> PageLists:
+    step = LAYER_STEP if len(layers) > FEW_LAYERS else 1
     wanted = max(1, int(LISTED * -(-lists.seq_len // PAGE)))
-    pages, mass = (part.reshape(num_layers, -1, wanted)[::LAYER_STEP] for part in (lists.pages, lists.mass))
+    pages, mass = (part.reshape(len(layers), -1, wanted)[::step] for part in (lists.pages, lists.mass))
     ends = np.cumsum([max(0, count) for count in lists.num_read]).tolist()
-    chosen = [slice(ends[at] - max(0, lists.num_read[at]), ends[at]) for at in listed]
+    parts = zip(ends, lists.num_read, strict=True)
+    chosen = [slice(end - max(0, count), end) for end, count in parts][::step]
     return PageLists(
         number,
         forward_pass,
         lists.seq_len,
         new_tokens,
-        tuple(listed),
+        layers[::step],
         pages.shape[1],
         pages.reshape(-1),
         mass.reshape(-1),
-        tuple(lists.num_read[at] for at in listed),
+        lists.num_read[::step],
         np.concatenate([lists.read[part] for part in chosen]),
         np.concatenate([lists.shares[part] for part in chosen]),
     )

@@ -3,11 +3,13 @@ text and on records planted in it, by selector, grain of choice and share of pag
 
     python benchmark/sparse/real_model.py MODEL
     python benchmark/sparse/real_model.py MODEL --tokens 4096 --text agents=TRANSCRIPTS
+    python benchmark/sparse/real_model.py MODEL --layout crowded,split,decoys    # records hard to find
 
 All layers choose pages of 16 tokens. No server: the model's own arithmetic in float32 on one thread (any
-checkpoint of the Llama architecture), the product's selectors and its rule of choice. Every window of text
-holds six planted records; behind it the text goes on, passages of it are quoted again, and the records are
-asked for. Intervals are bootstraps over windows, differences to ``oracle`` are of the same windows.
+Llama or Gemma 3; layers with a sliding window read that), the product's selectors and its rule of choice.
+Every window of text holds six planted records; behind it the text goes on, passages of it are quoted again,
+and the records are asked for. Intervals are bootstraps over windows, differences to ``oracle`` are of the
+same windows.
 Resumable: each window's rows are appended to ``--measured``, and what stands there is not measured again.
 """
 
@@ -39,13 +41,15 @@ from benchmark.sparse.real.choosing import (
     finds,
     of_selector,
 )
+from benchmark.sparse.real.layouts import LAYOUTS
 from benchmark.sparse.real.summary import KINDS, shown, summaries
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from sgl_importance_kernels.sparse.bit_tables import KeyStatistics, calibration_tokens
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_lab.selectors.registry import ALL_SELECTORS
-from sgl_importance_lab.trained_model.decoder import Decoder, Prefill, UnknownModel
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
+from sgl_importance_lab.trained_model.model_shape import UnknownModel
 
 PAGE = 16
 BF16_BYTES = 2
@@ -105,13 +109,16 @@ def arm_row(
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Checkpoint of the Llama architecture, as Hugging Face's.")],
+    model: Annotated[Path, typer.Argument(help="Checkpoint of a Llama or a Gemma 3, as Hugging Face's.")],
     tokens: Annotated[str, typer.Option(help="Of windows, separated by commas.")] = "2048,4096",
     windows: Annotated[int, typer.Option(min=1, help="Of each length and kind of text.")] = 4,
     arms: Annotated[
         str, typer.Option(help="Selectors, separated by commas; with /head each KV head chooses for itself.")
     ] = ARMS,
     share: Annotated[str, typer.Option(help="Of pages that are read, separated by commas.")] = "0.1,0.2",
+    layout: Annotated[
+        str, typer.Option(help=f"Of planted records, separated by commas: {', '.join(LAYOUTS)}.")
+    ] = "spread",
     text: Annotated[
         list[str] | None, typer.Option(help="A further kind of text, NAME=PATH; may be repeated.")
     ] = None,
@@ -128,6 +135,8 @@ def main(
         for part in share.split(",")
         for name, _, grain in (arm.partition("/") for arm in arms.split(","))
     ]
+    if unknown := set(layout.split(",")) - set(LAYOUTS):
+        raise typer.BadParameter(f"no layout {', '.join(unknown)}: choose from {', '.join(LAYOUTS)}")
     try:
         decoder = Decoder(model)
         further = (kind.partition("=") for kind in text or ())
@@ -136,8 +145,11 @@ def main(
         all_windows = [
             window
             for size in map(int, tokens.split(","))
+            for each in layout.split(",")
             for name, of_kind in texts.items()
-            for window in make_windows(tokenizer, name, of_kind, tokens=size, count=windows, page_size=PAGE)
+            for window in make_windows(
+                tokenizer, name, of_kind, tokens=size, count=windows, page_size=PAGE, layout=each
+            )
         ]
         # One of each kind before the second of any: what is cut short has seen all kinds.
         all_windows.sort(key=lambda window: (len(window.tokens), window.number))
@@ -146,7 +158,7 @@ def main(
     names = dict.fromkeys(name for _, name, _ in chosen)
     estimators = {name: of_selector(selector_of(name, decoder)) for name in names}
     rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
-    identity = ("source", "number", "tokens", "share", "selector", "grain")
+    identity = ("source", "number", "tokens", "layout", "share", "selector", "grain")
     done = {tuple(row[name] for name in identity) for row in rows}
     dim = decoder.shape.dim
     kept = {name: ALL_SELECTORS[name](PAGE).kept_bytes(dim) for name in ALL_SELECTORS}
@@ -156,6 +168,7 @@ def main(
         task = progress.add_task("windows", total=len(all_windows))
         for window in all_windows:
             key = {"source": window.source, "number": window.number, "tokens": len(window.tokens)}
+            key["layout"] = window.layout
             missing = [arm for arm in chosen if (*key.values(), *arm) not in done]
             if missing:
                 prefill = Prefill(decoder, window.tokens)

@@ -89,7 +89,7 @@ def exact_answers(decoder: Decoder, window: Window, prefill: Prefill) -> list[Ex
         ):
             kept[task].append((k, v))
             context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
-            outputs.append(_exactly(q, *context))
+            outputs.append(_exactly(decoder, layer, q, *context))
         return torch.cat(outputs)
 
     positions = torch.cat([torch.arange(size, size + len(part)) for part in inputs])
@@ -118,10 +118,11 @@ def chosen_answers(
 ) -> tuple[list[torch.Tensor], Read]:
     """Log probabilities of every task, [scored, vocabulary] each, and what was read for them.
 
-    ``layers`` choose, the others read every page; None for all. ``reads`` says what is read of a choice;
-    None: all of it.
+    ``layers`` choose, the others read every page; None for all but those with a sliding window, which read
+    that. ``reads`` says what is read of a choice; None: all of it.
     """
     size = len(window.tokens)
+    choosing = [layer for layer in decoder.shape.whole_layers if layers is None or layer in layers]
     inputs = [torch.tensor([task.cue[-1], *task.scored[:-1]]) for task in window.tasks]
     starts = [size + len(task.cue) - 1 for task in window.tasks]
     sizes = [len(part) for part in inputs]
@@ -134,27 +135,26 @@ def chosen_answers(
             (torch.cat([known.keys[layer], k]), torch.cat([known.values[layer], v]))
             for known, k, v in zip(exact, keys.split(sizes), values.split(sizes), strict=True)
         ]
-        if layers is not None and layer not in layers:
-            return torch.cat(
-                [
-                    _exactly(q, torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v]))
-                    for q, (k, v) in zip(queries.split(sizes), own, strict=True)
-                ]
-            )
+        contexts = [
+            (torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])) for k, v in own
+        ]
+        if layer not in choosing:
+            by_task = zip(queries.split(sizes), contexts, strict=True)
+            return torch.cat([_exactly(decoder, layer, q, *context) for q, context in by_task])
         pool, of_task = _paged(prefill.keys[layer], [k for k, _ in own], page_size)
         estimates = estimator(layer, pool)
         outputs = []
-        parts = zip(queries.split(sizes), starts, own, of_task, strict=True)
-        for task, (q, start, (k, v), pages) in enumerate(parts):
+        parts = zip(queries.split(sizes), starts, contexts, of_task, strict=True)
+        for task, (q, start, context, pages) in enumerate(parts):
             position = torch.arange(start, start + len(q))
             chosen = _choice(q, estimates, pages, position, grain, share, page_size, decoder.shape.kv_heads)
-            context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
             if reads is not None:
                 chosen = reads(layer, task, q, context[0], chosen)
             count.add(chosen)
             length = len(context[0])
             allowed = chosen.repeat_interleave(page_size, dim=2)[:, :, :length]
-            outputs.append(attend(q, *context, allowed & _causal(position, length)[:, None]))
+            seen = decoder.shape.sees(layer, position, length)
+            outputs.append(attend(q, *context, allowed & seen[:, None]))
         return torch.cat(outputs)
 
     positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, sizes, strict=True)])
@@ -183,14 +183,12 @@ def finds(log_probabilities: torch.Tensor, task: Task) -> bool:
     return log_probabilities.argmax(dim=-1).tolist() == list(task.scored)
 
 
-def _exactly(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attention of a context's last tokens to all that is not behind them."""
+def _exactly(
+    decoder: Decoder, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Attention of a context's last tokens to all that a layer sees."""
     positions = torch.arange(len(keys) - len(queries), len(keys))
-    return attend(queries, keys, values, _causal(positions, len(keys))[:, None])
-
-
-def _causal(positions: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.arange(length) <= positions[:, None]
+    return attend(queries, keys, values, decoder.shape.sees(layer, positions, len(keys))[:, None])
 
 
 def _paged(

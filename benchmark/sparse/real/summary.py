@@ -10,13 +10,14 @@ from sgl_importance_lab.study.statistics import mean_of, ratio_of
 
 KINDS = ("quoted", "plain", "record")
 WINDOW = ("tokens", "source", "number")
+ARM = ("tokens", "layout", "share", "selector", "grain")
 ORACLE = "oracle"
 
 
 def summaries(
     rows: Sequence[Mapping[str, Any]], kept_bytes: Mapping[str, int], kv_bytes: int
 ) -> list[dict[str, Any]]:
-    """One row for each length, share, selector and grain.
+    """One row for each length, layout, share, selector and grain.
 
     Args:
         rows: of single windows, as ``arm_row`` makes them.
@@ -24,12 +25,13 @@ def summaries(
         kv_bytes: keys and values of a page for one KV head, in bf16.
     """
     found = []
-    for key in dict.fromkeys((row["tokens"], row["share"], row["selector"], row["grain"]) for row in rows):
-        tokens, share, selector, grain = key
-        of_arm, of_oracle = (_by_window(rows, (tokens, share, name, grain)) for name in (selector, ORACLE))
+    for key in dict.fromkeys(tuple(row[name] for name in ARM) for row in rows):
+        arm = dict(zip(ARM, key, strict=True))
+        selector = arm["selector"]
+        of_arm, of_oracle = (_by_window(rows, arm | {"selector": name}) for name in (selector, ORACLE))
         both = [window for window in of_arm if window in of_oracle]
         kept = kept_bytes[selector]
-        summary = {"tokens": tokens, "share": share, "selector": selector, "grain": grain}
+        summary: dict[str, Any] = dict(arm)
         summary |= {"windows": len(of_arm), "bytes": kept, "of_kv": kept / kv_bytes}
         for kind in KINDS:
             pairs = [(of_arm[window][kind], of_oracle[window][kind]) for window in both]
@@ -49,7 +51,7 @@ def summaries(
 
 def shown(summary: Mapping[str, Any]) -> dict[str, Any]:
     """A summary as a row of a table at the terminal."""
-    names = ("tokens", "share", "selector", "grain", "windows", "bytes")
+    names = (*ARM, "windows", "bytes")
     of_kinds = {
         kind: f"{summary[kind]['value']:.3f} ({summary[kind]['low']:.3f}-{summary[kind]['high']:.3f})"
         for kind in KINDS
@@ -65,12 +67,12 @@ def shown(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_window(
-    rows: Sequence[Mapping[str, Any]], key: tuple[int, float, str, str]
+    rows: Sequence[Mapping[str, Any]], arm: Mapping[str, Any]
 ) -> dict[tuple[Any, ...], Mapping[str, Any]]:
     return {
         tuple(row[name] for name in WINDOW): row
         for row in rows
-        if (row["tokens"], row["share"], row["selector"], row["grain"]) == key
+        if all(row[name] == value for name, value in arm.items())
     }
 
 

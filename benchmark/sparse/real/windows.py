@@ -14,6 +14,8 @@ from pydoc_data.topics import topics
 import torch
 from tokenizers import Tokenizer
 
+from benchmark.sparse.real.layouts import LAYOUTS, Planted, Text, inserted
+
 PLACES = (
     *("Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Minsk", "Turin", "Perth", "Dakar", "Kyoto", "Sofia"),
     *("Bergen", "Havana", "Lisbon", "Nairobi", "Warsaw", "Dublin", "Athens"),
@@ -47,12 +49,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Window:
-    """Text of whole pages, and its tasks."""
+    """Text of whole pages, and its tasks; the layout of its records is one of ``LAYOUTS``."""
 
     source: str
     number: int
     tokens: torch.Tensor
     tasks: tuple[Task, ...]
+    layout: str = "spread"
 
 
 def default_texts() -> dict[str, str]:
@@ -114,7 +117,14 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def make_windows(
-    tokenizer: Tokenizer, name: str, text: str, *, tokens: int, count: int, page_size: int
+    tokenizer: Tokenizer,
+    name: str,
+    text: str,
+    *,
+    tokens: int,
+    count: int,
+    page_size: int,
+    layout: str = "spread",
 ) -> list[Window]:
     """Windows spread over a text, each with records, the passages that are quoted again, and what follows.
 
@@ -130,41 +140,52 @@ def make_windows(
     for number in range(count):
         start = number * room + draws.randrange(max(1, room - needed))
         start = text.find("\n", start) + 1
-        ids = tokenizer.encode(text[start : start + needed], add_special_tokens=False).ids
+        # What the model wants before every text (Gemma: a token), or nothing.
+        ids = tokenizer.encode(text[start : start + needed]).ids
         if len(ids) < tokens + PLAIN_SCORED:
             raise NoText(f"{name}: window {number} of {tokens} tokens runs over the end of the text")
-        windows.append(_window(tokenizer, name, number, ids, tokens // page_size * page_size, draws))
+        size = tokens // page_size * page_size
+        windows.append(
+            _window(tokenizer, name, number, ids, size=size, page_size=page_size, layout=layout, draws=draws)
+        )
     return windows
 
 
 def _window(
-    tokenizer: Tokenizer, name: str, number: int, ids: list[int], size: int, draws: random.Random
+    tokenizer: Tokenizer,
+    name: str,
+    number: int,
+    ids: list[int],
+    *,
+    size: int,
+    page_size: int,
+    layout: str,
+    draws: random.Random,
 ) -> Window:
     def encoded(string: str) -> list[int]:
         return list(tokenizer.encode(string, add_special_tokens=False).ids)
 
     secrets = {place: draws.randrange(1000, 10000) for place in draws.sample(PLACES, RECORDS)}
     questions = {place: f"The secret number of {place} is" for place in secrets}
-    records = [encoded(f"{questions[place]} {number}.\n") for place, number in secrets.items()]
+    planted = [
+        Planted(
+            encoded(f"{questions[place]} {secret}.\n"),
+            len(encoded(questions[place])),
+            encoded(f"Few people know the secret number of {place}.\n"),
+        )
+        for place, secret in secrets.items()
+    ]
     line_ends = [at + 1 for at, token in enumerate(ids) if "\n" in tokenizer.decode([token])]
-    stretch = int(0.9 * size) // RECORDS
-    planted, pieces, last = 0, [], 0
-    is_record: list[bool] = []
-    for at, record in enumerate(records):
-        wanted = at * stretch + draws.randrange(64, stretch) - planted
-        place = min((end for end in line_ends if end > last), key=lambda end: abs(end - wanted))
-        pieces += [*ids[last:place], *record]
-        is_record += [False] * (place - last) + [True] * len(record)
-        planted, last = planted + len(record), place
-    whole = [*pieces, *ids[last:]]
-    is_record += [False] * (len(ids) - last)
+    text = Text(ids, line_ends, size, page_size)
+    whole, is_planted = inserted(text, LAYOUTS[layout](text, planted, draws))
     # The last token of the context is the cue of what follows, so that the context is of whole pages.
     tasks = [Task("plain", (whole[size],), tuple(whole[size + 1 : size + 1 + PLAIN_SCORED]))]
     quoted = QUOTED_CUE + QUOTED_SCORED
-    starts = [at for at in range(int(0.7 * size)) if not any(is_record[at : at + quoted])]
+    before_text = len(tokenizer.encode("").ids)
+    starts = [at for at in range(before_text, int(0.7 * size)) if not any(is_planted[at : at + quoted])]
     for at in draws.sample(starts, QUOTES):
         cue = [*encoded("\n\n"), *whole[at : at + QUOTED_CUE]]
         tasks.append(Task("quoted", tuple(cue), tuple(whole[at + QUOTED_CUE : at + quoted])))
     for place, secret in secrets.items():
         tasks.append(Task("record", tuple(encoded(f"\n{questions[place]}")), tuple(encoded(f" {secret}"))))
-    return Window(name, number, torch.tensor(whole[:size]), tuple(tasks))
+    return Window(name, number, torch.tensor(whole[:size]), tuple(tasks), layout)

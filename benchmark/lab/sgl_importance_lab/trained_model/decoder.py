@@ -1,18 +1,16 @@
-"""A decoder of the Llama architecture in float32, whose attention the caller computes."""
+"""A decoder in float32, of an architecture in ``model_shape``, whose attention the caller computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from sgl_importance.json_text import BadJson, read_json
+from sgl_importance_lab.trained_model.model_shape import COPY_AGAIN, Shape, UnknownModel
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a layer, queries [tokens, heads, dimension], keys and values [tokens, KV heads, dimension] of the new
@@ -20,65 +18,6 @@ tokens, all rotated; returns outputs [tokens, heads, dimension]."""
 
 ROWS = 2048
 """Rows of the widest products at a time."""
-
-_THETA = 10_000.0
-"""Of the rotation, where a config names none."""
-
-_OF_A_LAYER = (
-    *("input_layernorm", "post_attention_layernorm"),
-    *(f"self_attn.{part}_proj" for part in "qkvo"),
-    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-)
-_COPY_AGAIN = "copy or download the model again"
-
-
-class UnknownModel(ValueError):
-    """The folder holds no model that this decoder computes; the message says why."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What of ``config.json`` the arithmetic needs."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    dim: int
-    vocabulary: int
-    context: int
-    epsilon: float
-    theta: float
-
-    @classmethod
-    def of(cls, folder: Path) -> Shape:
-        """Reads a checkpoint's config.
-
-        Raises:
-            UnknownModel: another architecture, positions that are scaled, or no config of a model.
-        """
-        path = folder / "config.json"
-        config = _config(path)
-        if config.get("model_type") != "llama":
-            raise UnknownModel(f"{folder}: model_type is {config.get('model_type')!r}, need 'llama'")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise UnknownModel(f"{folder}: scaled positions ({rope}) are not computed here")
-        try:
-            heads = int(config["num_attention_heads"])
-            return cls(
-                layers=int(config["num_hidden_layers"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-                vocabulary=int(config["vocab_size"]),
-                context=int(config["max_position_embeddings"]),
-                epsilon=float(config["rms_norm_eps"]),
-                theta=float(config.get("rope_theta") or rope.get("rope_theta") or _THETA),
-            )
-        except KeyError as error:
-            raise UnknownModel(f"{path} lacks {error.args[0]}: {_COPY_AGAIN}") from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise UnknownModel(f"{path} is no config of a model ({error}): {_COPY_AGAIN}") from error
 
 
 class Decoder:
@@ -100,40 +39,51 @@ class Decoder:
         }
         if not self._weights:
             raise UnknownModel(f"{folder} has no *.safetensors")
-        of_layers = [f"layers.{at}.{name}" for at in range(self.shape.layers) for name in _OF_A_LAYER]
+        family = self.shape.family
+        of_layers = [f"layers.{at}.{name}" for at in range(self.shape.layers) for name in family.of_a_layer]
         for name in ("embed_tokens", "norm", *of_layers):
             if f"{name}.weight" not in self._weights:
-                raise UnknownModel(f"{folder}: no *.safetensors holds model.{name}.weight: {_COPY_AGAIN}")
+                raise UnknownModel(f"{folder}: no *.safetensors holds model.{name}.weight: {COPY_AGAIN}")
         self._head = self._weights.get("lm_head.weight", self._weights["embed_tokens.weight"])
-        exponents = torch.arange(0, self.shape.dim, 2, dtype=torch.float64) / self.shape.dim
-        self._frequencies = self.shape.theta**-exponents
+        if family.norms_add_one:
+            norms = [name for name in self._weights if name.endswith("norm.weight")]
+            self._weights |= {name: self._weights[name] + 1.0 for name in norms}
 
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """The normed output of the last layer, [tokens, width], for int64 [tokens] at int64 [tokens]."""
-        shape = self.shape
-        state = self._weights["embed_tokens.weight"][tokens]
-        angles = positions[:, None].double() * self._frequencies
-        cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+        shape, family = self.shape, self.shape.family
+        state = self._weights["embed_tokens.weight"][tokens] * shape.embedding_scale
+        turns = {theta: _turns(positions, theta, shape.dim) for theta in set(shape.thetas)}
         for layer in range(shape.layers):
             weight = self._of(layer)
-            normed = self._norm(state, weight("input_layernorm"))
-            q, k, v = self.projected(layer, normed)
-            outputs = attention(layer, _rotated(q, cos, sin), _rotated(k, cos, sin), v)
-            state = state + F.linear(outputs.flatten(1), weight("self_attn.o_proj"))
+            q, k, v = self.projected(layer, self._norm(state, weight("input_layernorm")))
+            turn = turns[shape.thetas[layer]]
+            outputs = F.linear(
+                attention(layer, _rotated(q, *turn), _rotated(k, *turn), v).flatten(1),
+                weight("self_attn.o_proj"),
+            )
+            if family.after_attention is not None:
+                outputs = self._norm(outputs, weight(family.after_attention))
+            state = state + outputs
             for rows in torch.arange(len(state)).split(ROWS):
-                normed = self._norm(state[rows], weight("post_attention_layernorm"))
-                gate = F.silu(F.linear(normed, weight("mlp.gate_proj")))
-                up = F.linear(normed, weight("mlp.up_proj"))
-                state[rows] += F.linear(gate * up, weight("mlp.down_proj"))
+                normed = self._norm(state[rows], weight(family.before_mlp))
+                gate = family.activation(F.linear(normed, weight("mlp.gate_proj")))
+                down = F.linear(gate * F.linear(normed, weight("mlp.up_proj")), weight("mlp.down_proj"))
+                if family.after_mlp is not None:
+                    down = self._norm(down, weight(family.after_mlp))
+                state[rows] += down
         return self._norm(state, self._weights["norm.weight"])
 
     def projected(self, layer: int, normed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values before rotation, out of a layer's normed input, [tokens, width]."""
         weight = self._of(layer)
-        return tuple(
+        q, k, v = (
             F.linear(normed, weight(f"self_attn.{part}_proj")).unflatten(1, (-1, self.shape.dim))
             for part in "qkv"
         )
+        if self.shape.family.norms_heads:
+            q, k = self._norm(q, weight("self_attn.q_norm")), self._norm(k, weight("self_attn.k_norm"))
+        return q, k, v
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of the next token, in nats, [tokens, vocabulary]."""
@@ -146,23 +96,18 @@ class Decoder:
         return F.rms_norm(state, (state.shape[-1],), weight, self.shape.epsilon)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise UnknownModel(f"{path.parent} has no config.json: give the folder of a Hugging Face checkpoint")
-    try:
-        config = read_json(path.read_bytes())
-    except (OSError, BadJson) as error:
-        raise UnknownModel(f"{path} cannot be read ({error}): {_COPY_AGAIN}") from error
-    if not isinstance(config, dict):
-        raise UnknownModel(f"{path} holds no JSON object: {_COPY_AGAIN}")
-    return config
-
-
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise UnknownModel(f"{file} cannot be read ({error}): {_COPY_AGAIN}") from error
+        raise UnknownModel(f"{file} cannot be read ({error}): {COPY_AGAIN}") from error
+
+
+def _turns(positions: torch.Tensor, theta: float, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of a rotation, [tokens, 1, dim / 2]."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    angles = positions[:, None].double() * theta**-exponents
+    return angles.cos().float()[:, None], angles.sin().float()[:, None]
 
 
 def _rotated(vectors: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -192,7 +137,12 @@ class Prefill:
             if keeps_queries:
                 self.queries[layer] = queries
             q, k, v = (part.transpose(0, 1)[None] for part in (queries, keys, values))
-            outputs = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            if shape.windows[layer] is None:
+                outputs = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            else:
+                seen = shape.sees(layer, positions, len(tokens))
+                outputs = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
             return outputs[0].transpose(0, 1)
 
-        decoder.hidden(tokens, torch.arange(len(tokens)), attention)
+        positions = torch.arange(len(tokens))
+        decoder.hidden(tokens, positions, attention)

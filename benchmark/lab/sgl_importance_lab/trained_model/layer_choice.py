@@ -27,7 +27,7 @@ class Found:
 
     Attributes:
         window: last tokens of a prompt that are observed.
-        by_layer: where a layer's best pages hold the answer, layer by layer.
+        by_layer: where a layer's best pages hold the answer, in the order of ``LayerChoice.layers``.
         chosen: layers that find it in ``FOUND`` of them; the best one where none does.
         together: the same of the chosen layers' joint scores, which a server that emits them has.
         beside: the same of the layers that it was to be compared with; None where there are none.
@@ -46,11 +46,13 @@ class LayerChoice:
     Attributes:
         asked: questions.
         answered: of these, those that the model answers; only they count.
+        layers: that were looked at: those that see the whole context.
         windows: of every window.
     """
 
     asked: int
     answered: int
+    layers: Sequence[int]
     windows: Sequence[Found]
 
     @property
@@ -74,14 +76,15 @@ def calibrate(questions: Sequence[Question], beside: Sequence[int] = ()) -> Laye
             f"the model answers {len(answered)} of {len(questions)} questions, and {FEWEST_ANSWERED} are "
             "needed: give more --documents, or shorter ones with --document-tokens"
         )
-    return LayerChoice(len(questions), len(answered), [_found(answered, beside, size) for size in WINDOWS])
+    windows = [_found(answered, beside, size) for size in WINDOWS]
+    return LayerChoice(len(questions), len(answered), sorted(answered[0].scores), windows)
 
 
 def _found(answered: Sequence[Question], beside: Sequence[int], window: int) -> Found:
     def share(layers: Sequence[int]) -> Estimate:
         return mean_of([float(question.is_found_by(layers, window)) for question in answered])
 
-    by_layer = [share([layer]) for layer in range(len(answered[0].scores))]
-    best = max(range(len(by_layer)), key=lambda layer: by_layer[layer].value)
-    chosen = [layer for layer, found in enumerate(by_layer) if found.value >= FOUND] or [best]
-    return Found(window, by_layer, chosen, share(chosen), share(beside) if beside else None)
+    by_layer = {layer: share([layer]) for layer in sorted(answered[0].scores)}
+    best = max(by_layer, key=lambda layer: by_layer[layer].value)
+    chosen = [layer for layer, found in by_layer.items() if found.value >= FOUND] or [best]
+    return Found(window, list(by_layer.values()), chosen, share(chosen), share(beside) if beside else None)

@@ -34,9 +34,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
 def layers_command(
-    model: Annotated[
-        Path, typer.Argument(parser=some_path, help="Folder of a model of the Llama architecture.")
-    ],
+    model: Annotated[Path, typer.Argument(parser=some_path, help="Folder of a Llama or a Gemma 3.")],
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -62,8 +60,9 @@ def layers_command(
     # Every command is loaded before one is run, and most of them need no torch.
     import torch
 
-    from sgl_importance_lab.trained_model.decoder import Decoder, UnknownModel
+    from sgl_importance_lab.trained_model.decoder import Decoder
     from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
+    from sgl_importance_lab.trained_model.model_shape import UnknownModel
     from sgl_importance_lab.trained_model.planted_questions import SHARE, ask_document
 
     check_outputs(json_file)
@@ -72,8 +71,13 @@ def layers_command(
     questions: list[Question] = []
     try:
         decoder, tokenizer = Decoder(model), model_tokenizer(model)
-        if not all(0 <= layer < decoder.shape.layers for layer in compared):
-            fail(f"--beside {beside}: {model} has layers 0 to {decoder.shape.layers - 1}")
+        whole = decoder.shape.whole_layers
+        if not set(compared) <= set(whole):
+            known = ", ".join(map(str, whole))
+            fail(
+                f"--beside {beside}: {model} has layers 0 to {decoder.shape.layers - 1}, and those that see "
+                f"the whole context are {known}"
+            )
         windows = Documents(read_text(text or text_at_hand()), tokenizer, shape, seed)
         with torch.inference_mode(), counted("asking", documents) as advance:
             for number in range(documents):
@@ -83,8 +87,8 @@ def layers_command(
     except (CalibrationError, UnknownModel, WorkloadError) as error:
         fail(str(error))
     table = Table("layer", *(f"{each.window} tokens observed" for each in found.windows))
-    for layer in range(decoder.shape.layers):
-        add_texts(table, str(layer), *(_share(each, layer) for each in found.windows))
+    for at, layer in enumerate(found.layers):
+        add_texts(table, str(layer), *(_share(each, at, layer) for each in found.windows))
     typer.echo(f"Answers in the best {SHARE:.0%} of a layer's pages; chosen layers have an asterisk")
     show(table)
     typer.echo(f"{found.answered} of {found.asked} questions were answered, and only these count")
@@ -110,5 +114,5 @@ def _layers_of(beside: str) -> list[int]:
         fail(f"--beside takes numbers of layers, separated by commas, not {beside!r}")
 
 
-def _share(found: Found, layer: int) -> str:
-    return f"{found.by_layer[layer]}{' *' if layer in found.chosen else ''}"
+def _share(found: Found, at: int, layer: int) -> str:
+    return f"{found.by_layer[at]}{' *' if layer in found.chosen else ''}"

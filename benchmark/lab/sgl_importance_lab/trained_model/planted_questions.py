@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +29,12 @@ class Question:
     Attributes:
         is_answered: whether greedy decoding gives the record's number.
         page: of the prompt, where that number begins.
-        scores: of the last ``MOST_OBSERVED`` tokens of the prompt, layer by layer.
+        scores: of the last ``MOST_OBSERVED`` tokens of the prompt, by layer; of layers that see everything.
     """
 
     is_answered: bool
     page: int
-    scores: Sequence[PageScores]
+    scores: Mapping[int, PageScores]
 
     def is_found_by(self, layers: Sequence[int], window: int) -> bool:
         """Whether the best pages by body mass hold the answer, over these layers and the last tokens."""
@@ -71,16 +71,16 @@ def _ask(decoder: Decoder, prefill: Prefill, asked: list[int], answer: list[int]
     """Asked and answer in tokens behind what was computed."""
     before, num_asked = prefill.keys.shape[1], len(asked)
     size = before + num_asked
-    scores = []
+    scores = {}
 
     def attention(
         layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         all_keys = torch.cat([prefill.keys[layer], keys])
         all_values = torch.cat([prefill.values[layer], values])
-        known = torch.cat([prefill.queries[layer], queries[:num_asked]])[-MOST_OBSERVED:]
-        scores.append(
-            layer_page_scores(
+        if decoder.shape.windows[layer] is None:
+            known = torch.cat([prefill.queries[layer], queries[:num_asked]])[-MOST_OBSERVED:]
+            scores[layer] = layer_page_scores(
                 known,
                 all_keys[:size],
                 torch.arange(size - len(known), size),
@@ -89,8 +89,7 @@ def _ask(decoder: Decoder, prefill: Prefill, asked: list[int], answer: list[int]
                 sink_tokens=SIGNAL.sink_tokens,
                 local_tokens=SIGNAL.local_tokens,
             )
-        )
-        seen = torch.arange(len(all_keys)) <= torch.arange(before, len(all_keys))[:, None]
+        seen = decoder.shape.sees(layer, torch.arange(before, len(all_keys)), len(all_keys))
         q, k, v = (part.transpose(0, 1)[None] for part in (queries, all_keys, all_values))
         outputs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return outputs[0].transpose(0, 1)

@@ -16,9 +16,10 @@ from tokenizers.trainers import BpeTrainer
 from typer.testing import CliRunner
 
 from sgl_importance_lab.conformance.page_scores import PageScores, layer_page_scores
-from sgl_importance_lab.trained_model.decoder import Decoder, Prefill, Shape
+from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
 from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
 from sgl_importance_lab.trained_model.layers_command import app
+from sgl_importance_lab.trained_model.model_shape import Shape
 from sgl_importance_lab.trained_model.planted_questions import (
     MOST_OBSERVED,
     PAGE,
@@ -40,7 +41,7 @@ def made(page: int, looks: list[list[int]], *, is_answered: bool = True) -> Ques
         body = torch.zeros(MOST_OBSERVED, PAGES)
         body[torch.arange(MOST_OBSERVED), pages] = 0.5
         scores.append(PageScores(body, body, body))
-    return Question(is_answered, page, scores)
+    return Question(is_answered, page, dict(enumerate(scores)))
 
 
 def questions(count: int, *, is_answered: bool = True) -> list[Question]:
@@ -118,7 +119,7 @@ def test_a_question_behind_a_shared_text_is_scored_as_if_read_alone(model: Path)
         for question, request in zip(asked, documents.all_records(0), strict=True):
             ids = tokenizer.encode(request.prompt).ids
             alone = Prefill(decoder, torch.tensor(ids), keeps_queries=True)
-            for layer, scores in enumerate(question.scores):
+            for layer, scores in question.scores.items():
                 expected = layer_page_scores(
                     alone.queries[layer, -MOST_OBSERVED:],
                     alone.keys[layer],
