@@ -44,6 +44,7 @@ class ReuseTracker:
         *,
         parent: NodeMetadata | None = None,
         pages: Iterable[bytes] = (),
+        is_admitted: bool = True,
     ) -> list[tuple[GhostNode, int]]:
         """A node came into the tree.
 
@@ -53,6 +54,8 @@ class ReuseTracker:
                 it is at risk as it was when it left.
             parent: the node that it continues; None below the root.
             pages: chained digests of its pages, read as far as there are ghosts.
+            is_admitted: whether the request is; else storage brought the node ahead of that, and the
+                admission will be the visit (``accessed``).
 
         Returns:
             Each ghost that came back in it, with the number of its tokens.
@@ -64,11 +67,11 @@ class ReuseTracker:
             if transition is None:
                 self._restored(node, ghost, tokens)
             else:
-                self._asked_again(node, ghost, tokens)
+                self._asked_again(node, ghost, tokens, visits=int(is_admitted))
             ghost.resolved = True
         if not returned and parent is not None:
             self._continued(parent)
-        if transition is not None:
+        if transition is not None and is_admitted:
             self.visited(node, transition)
         return returned
 
@@ -188,10 +191,14 @@ class ReuseTracker:
         """
         self.ghosts.remember(pages, node, eviction)
 
-    def _asked_again(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
-        """A request recomputed the next ``tokens`` tokens of a node, which this ghost's node had held."""
+    def _asked_again(self, node: NodeMetadata, ghost: GhostNode, tokens: int, *, visits: int) -> None:
+        """A request asked for the next ``tokens`` tokens of a node, which this ghost's node had held.
+
+        Args:
+            visits: that this is; 0 where its admission will count it.
+        """
         span = ghost.span + self._reuse.clock - ghost.last_access
-        node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
+        node.recall(tokens, accesses=ghost.accesses + visits, span=span, block_type=ghost.block_type)
         if not ghost.resolved and ghost.at_risk_as is not None:
             self._reuse.hit(ghost.at_risk_as, ghost.last_access)
 

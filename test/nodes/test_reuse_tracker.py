@@ -132,13 +132,29 @@ def test_what_a_pre_warm_brings_back_is_at_risk_as_it_was():
     assert told.reuse.counts()[0].sum() == 0
 
 
+def test_what_storage_brings_is_visited_by_the_admission_only():
+    told = Told(ghost_pages=8)
+    for node in (told.created(pages=1), told.created(pages=1)):
+        told.tracker.removed(node, pages_of(0, 2)[len(told.tracker.ghosts) :][:1])
+    told.reuse.tick()
+    node = told.node(pages=2)
+    told.tracker.created(node, Transition.COLD, pages=pages_of(0, 2), is_admitted=False)
+    assert (node.at_risk_as, node.accesses, node.last_access) == (None, 0, 2)
+    assert told.reuse.counts()[0].sum() == 2, "both were asked for again"
+    told.reuse.tick()
+    told.tracker.accessed(node, Transition.BRANCH)
+    assert (node.accesses, node.span) == (1, 2)
+    assert told.intervals() == {(3, node.reuse_class): 1}
+    assert told.reuse.counts()[0].sum() == 2
+
+
 def test_a_node_that_nobody_asked_for_and_nobody_knew_is_not_at_risk():
     told = Told(ghost_pages=8)
     assert told.created(transition=None).at_risk_as is None
     assert not told.intervals()
 
 
-_EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "restore")
+_EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "restore", "storage")
 
 
 @given(st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 50)), min_size=1, max_size=60))
@@ -175,7 +191,8 @@ def test_every_node_and_ghost_is_at_risk_once_in_its_class(events: list[tuple[st
         elif gone:
             pages = gone.pop(which % len(gone))
             node = told.node(len(pages))
-            told.tracker.created(node, Transition.BRANCH if event == "return" else None, pages=pages)
+            transition = None if event == "restore" else Transition.BRANCH
+            told.tracker.created(node, transition, pages=pages, is_admitted=event == "return")
             alive.append((node, pages))
         ghosts = {id(ghost): ghost for ghost, _ in told.tracker.ghosts._pages.values() if not ghost.resolved}
         at_risk = [node for node, _ in alive] + list(ghosts.values())

@@ -95,13 +95,17 @@ class AnnotatedTree:
         setattr(node, METADATA_ATTRIBUTE, created)
         self.source.created(node)
         pages = self.iterate_pages(node)
-        returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
+        is_admitted = not insertion.is_from_storage
+        returned = self.tracker.created(
+            created, insertion.transition, parent=parent, pages=pages, is_admitted=is_admitted
+        )
         created.session = _session_of(insertion, [ghost for ghost, _ in returned])
         created.is_prewarmed = insertion.is_prewarm
         if not insertion.is_prewarm:
             place = Tier.STORAGE if insertion.is_from_storage else NOWHERE
             self._asked_again(returned, place, insertion.lost)
-            self._predict(created)
+            if is_admitted:
+                self._predict(created)
         return created
 
     def _asked_again(

@@ -19,7 +19,7 @@ class Insertion:
         rid: the request's id; None of a pre-warm, and where it is not known (storage).
         serial: of the request's query; None where it has none.
         hinted: the request's hints; None where it has none.
-        is_from_storage: whether the storage tier had the tokens.
+        is_from_storage: whether the storage tier had the tokens: then the request is yet to be admitted.
         session: of the request; None where it names none.
         lost: takes the pages that the request has to compute again; None where no report is wanted.
     """
