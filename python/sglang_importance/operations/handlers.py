@@ -58,7 +58,7 @@ FOLLOWED: dict[str, Operation] = {
 }
 """What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
 Reading may take more slices on one rank than on another, and does not run there."""
-WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
+WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room", "close_session"})
 """Operations that answer also when a fault has ended learning: nothing is known of nodes then."""
 
 

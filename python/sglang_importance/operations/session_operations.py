@@ -31,9 +31,10 @@ def close_session(cache: ImportanceRadixCache, arguments: Document) -> Document:
     tokens = _resident(tree, own)
     if own and arguments["at_once"]:
         with component.evicting_only(own), upstream():
+            # The host also first: with copies behind it there, a node that leaves the device would be copied.
+            _evict_host(cache, own)
             cache.evict(EvictParams(num_tokens=tokens[Tier.DEVICE]))
-            if on_host := _resident(tree, own)[Tier.HOST]:
-                cache.evict_host(on_host)
+            _evict_host(cache, own)
         left = _resident(tree, own)
         tokens = {tier: tokens[tier] - left[tier] for tier in tokens}
     return {
@@ -42,6 +43,11 @@ def close_session(cache: ImportanceRadixCache, arguments: Document) -> Document:
         "is_opened": component.requests.sessions.is_opened(name.session_id),
         "given_back_tokens": {tier.value: count for tier, count in tokens.items()},
     }
+
+
+def _evict_host(cache: ImportanceRadixCache, nodes: Sequence[UnifiedTreeNode]) -> None:
+    if on_host := _resident(cache.importance.state.tree, nodes)[Tier.HOST]:
+        cache.evict_host(on_host)
 
 
 def _resident(tree: AnnotatedTree, nodes: Sequence[UnifiedTreeNode]) -> dict[Tier, int]:

@@ -10,7 +10,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_importance.http.adapter_namespaces import namespace_of
@@ -49,7 +49,11 @@ def closing(endpoint: Endpoint) -> Endpoint:
             "cache_salt": body.cache_salt or None,
             "at_once": body.at_once,
         }
-        answer = await ask("close_session", name, request=request)
+        try:
+            answer = await ask("close_session", name)  # also for a client that has hung up, or when many wait
+        except HTTPException:
+            await endpoint(obj, request)  # a fault of ours keeps no session of sglang open
+            raise
         ranks = [each for each in answer.get("dp_ranks", [answer]) if each is not None]
         if any(each.pop("is_opened") for each in ranks):
             await endpoint(obj, request)
