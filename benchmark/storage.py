@@ -96,7 +96,7 @@ class Verified:
 
     def __init__(self, pool: MHATokenToKVPoolHost, folder: Path) -> None:
         WATCH.current = Weights("benchmark", "1", "config", pages_match=True)
-        settings = {"directory": str(folder), "budget_bytes": 1 << 50, "fetch_timeout_ms": 60_000}
+        settings = {"directory": str(folder), "budget_bytes": 1 << 50, "ranks": 1, "fetch_timeout_ms": 60_000}
         self.backend = VerifiedStorage(storage_config(settings), {})
         self.backend.register_mem_pool_host(pool)
 

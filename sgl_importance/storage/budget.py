@@ -8,8 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import chain, takewhile
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +24,7 @@ AHEAD_SECONDS = 3600.0
 NANOSECONDS_PER_PAGE = 1000
 LOW_WATERMARK = 0.9
 RESCAN_SHARE = 1 / 16
+LOOK_AT_EVERY = 64
 RETRY_SECONDS = 30.0
 """After which a store that stayed too full looks again whether something can be deleted."""
 
@@ -28,17 +32,21 @@ OnFailure = Callable[[Path, OSError], None]
 """Hears which file could not be deleted, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file below a store's ``pages``."""
+class StoredFile(NamedTuple):
+    """A file below a store's ``pages``: a plain tuple, since there may be millions."""
 
-    path: Path
-    size: int
     mtime_ns: int
+    size: int
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder, self.name)
 
     @property
     def is_page(self) -> bool:
-        return self.path.suffix == PAGE_SUFFIX
+        return self.name.endswith(PAGE_SUFFIX)
 
     def is_ahead(self, now_ns: int) -> bool:
         """Whether it was used when the wall clock was ahead of ``now_ns``: before all that was used since."""
@@ -57,21 +65,52 @@ def use_time(moment: int, depth: int) -> int:
 
 def scan(pages: Path) -> Iterator[StoredFile]:
     """Every file below ``pages``; those that vanish meanwhile are left out."""
-    folders = [pages]
+    folders = [str(pages)]
     while folders:
+        folder = folders.pop()
         try:
-            with os.scandir(folders.pop()) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     try:
                         if entry.is_dir(follow_symlinks=False):
-                            folders.append(Path(entry.path))
-                        elif entry.name.endswith((PAGE_SUFFIX, UNFINISHED_SUFFIX)):
+                            folders.append(entry.path)
+                        elif (name := entry.name).endswith((PAGE_SUFFIX, UNFINISHED_SUFFIX)):
                             status = entry.stat()
-                            yield StoredFile(Path(entry.path), status.st_size, status.st_mtime_ns)
+                            yield StoredFile(status.st_mtime_ns, status.st_size, folder, name)
                     except OSError:
                         continue
         except OSError:
             continue
+
+
+def most_bytes(pages: Path) -> int:
+    """Bytes below ``pages``, or a little more, by counting: a look at each of a million files takes seconds.
+
+    Pages of one model have one size. Of each folder the first are looked at, and every 64th, since some may
+    be torn; the largest stands for all.
+    """
+    total, folders = 0, [str(pages)]
+    while folders:
+        count = largest = 0
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(PAGE_SUFFIX):
+                    count += 1
+                    if count <= LOOK_AT_EVERY or count % LOOK_AT_EVERY == 0:
+                        largest = max(largest, _size_of(entry))
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name.endswith(UNFINISHED_SUFFIX):
+                    total += _size_of(entry)
+        total += count * largest
+    return total
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0  # it has vanished
 
 
 def ignore(path: Path, error: OSError) -> None:
@@ -122,7 +161,9 @@ def evict(
         return left, 0
     target = limit if target is None else target
     now = time.time_ns()
-    for file in sorted(files, key=lambda file: (not file.is_ahead(now), file.mtime_ns)):
+    files.sort(key=attrgetter("mtime_ns"))
+    ahead = list(takewhile(lambda file: file.is_ahead(now), reversed(files)))
+    for file in chain(reversed(ahead), files[: len(files) - len(ahead)]):
         if left <= target:
             break
         if file.is_page and delete(file.path, on_failure):
@@ -134,29 +175,41 @@ def evict(
 class Budget:
     """Admits writes and evicts for them.
 
-    One server never exceeds ``limit`` bytes; each further server on the directory may add a sixteenth of it,
-    because it sees the writes of the others only when it scans again.
+    The ranks of one server together never exceed ``limit`` bytes, although each sees what the others wrote
+    only when it looks: it looks again after a small share of the limit, and leaves room for as much of each
+    of the others. Another server on the directory may add the shares of its ranks, a sixteenth in all.
 
     Args:
         pages: folder of the store's pages.
         limit: bytes.
+        ranks: of this server, which write there.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, pages: Path, limit: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pages: Path,
+        limit: int,
+        *,
+        ranks: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limit = limit
+        self._ranks = ranks
         self._clock = clock
         self._pages = pages
         self._lock = threading.Lock()
         self._used: int | None = None
-        self._admitted_since_scan = 0
+        self._admitted_since_look = 0
+        self._in_flight = 0
+        """Bytes that were admitted and may not be there yet, where a look misses them."""
         self._deleted = 0
         self._failure: OSError | None = None
         self._retry_at = float("-inf")
         self._has_warned = False
 
     def admit(self, size: int) -> int | None:
-        """Reserves ``size`` bytes; None where they can never fit.
+        """Reserves ``size`` bytes, until ``written`` or ``release``; None where they can never fit.
 
         Returns:
             The number of pages deleted since the last bytes that were admitted.
@@ -164,41 +217,45 @@ class Budget:
         Raises:
             OSError: too much of what is there cannot be deleted; nothing is tried for ``RETRY_SECONDS``.
         """
-        if size > self.limit:
+        share = max(int(self.limit * RESCAN_SHARE) // self._ranks, size)
+        room = self.limit - (self._ranks - 1) * share - size
+        if room < 0:
             return None
         with self._lock:
-            full = self._is_full_for(size)
+            full = self._used is None or self._used > room
             if full and self._clock() < self._retry_at:
                 raise self._refusal()
-            if full or self._admitted_since_scan > self.limit * RESCAN_SHARE:
-                self._scan(size)
-                if self._is_full_for(size):
+            if full or self._admitted_since_look + size > share:
+                self._used = self._look(room)
+                if self._used > room:
                     self._retry_at = self._clock() + RETRY_SECONDS
                     raise self._refusal()
             assert self._used is not None
             self._used += size
-            self._admitted_since_scan += size
+            self._in_flight += size
+            self._admitted_since_look += size
             deleted, self._deleted = self._deleted, 0
             return deleted
 
     def clear(self) -> None:
         """Deletes every page, whoever wrote it; what cannot be deleted stays, and counts."""
         with self._lock:
-            self._evict(0)
+            self._used = self._evict(0, 0)
 
-    def _is_full_for(self, size: int) -> bool:
-        return self._used is None or self._used + size > self.limit
+    def _look(self, room: int) -> int:
+        """The bytes that are there; evicts where they are more than ``room``."""
+        used = most_bytes(self._pages) + self._in_flight
+        self._admitted_since_look = self._in_flight
+        return used if used <= room else self._evict(room, min(int(self.limit * LOW_WATERMARK), room))
 
-    def _scan(self, size: int) -> None:
-        """Sees what is there, and evicts where ``size`` more bytes are too many."""
-        room = self.limit - size
-        self._evict(room, target=min(int(self.limit * LOW_WATERMARK), room))
-
-    def _evict(self, limit: int, *, target: int | None = None) -> None:
+    def _evict(self, room: int, target: int) -> int:
         self._failure = None
-        self._used, deleted = evict(self._pages, limit, target=target, on_failure=self._cannot_delete)
-        self._admitted_since_scan = 0
+        coming = self._in_flight
+        left, deleted = evict(
+            self._pages, room - coming, target=target - coming, on_failure=self._cannot_delete
+        )
         self._deleted += deleted
+        return left + coming
 
     def _cannot_delete(self, path: Path, error: OSError) -> None:
         self._failure = self._failure or error
@@ -216,8 +273,14 @@ class Budget:
             return OSError(errno.EFBIG, "the budget is taken by files that are being written")
         return OSError(self._failure.errno, "the store is full, and what is in it cannot be deleted")
 
+    def written(self, size: int) -> None:
+        """What ``admit`` reserved is there."""
+        with self._lock:
+            self._in_flight -= size
+
     def release(self, size: int) -> None:
         """Gives back what ``admit`` reserved for a file that is not there."""
         with self._lock:
+            self._in_flight -= size
             if self._used is not None:
                 self._used -= size

@@ -41,18 +41,21 @@ class PageStore(PageByPage):
     Args:
         directory: made where it is missing.
         budget_bytes: most bytes that pages may take.
+        ranks: of this server, which write there.
         counters: counts evictions and quarantined pages.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
 
-    def __init__(self, directory: Path, *, budget_bytes: int, counters: StoreCounters) -> None:
+    def __init__(
+        self, directory: Path, *, budget_bytes: int, ranks: int = 1, counters: StoreCounters
+    ) -> None:
         self.directory = directory
         self.pages = directory / "pages"
         self._root = str(self.pages)
         self.quarantine = directory / "quarantine"
-        self._budget = Budget(self.pages, budget_bytes)
+        self._budget = Budget(self.pages, budget_bytes, ranks=ranks)
         self.counters = counters
         check_writable(directory)
 
@@ -126,6 +129,7 @@ class PageStore(PageByPage):
         except BaseException:
             self._budget.release(size)
             raise
+        self._budget.written(size)
         return True
 
     def _publish(self, path: str, header: bytes, body: NDArray[np.uint8], mtime_ns: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.storage import budget
-from sgl_importance.storage.budget import RETRY_SECONDS, Budget, StoredFile, scan
+from sgl_importance.storage.budget import RETRY_SECONDS, Budget, StoredFile, most_bytes, scan
 from sgl_importance.storage.inspect import collect, files_of
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.pages import write_reason
@@ -167,6 +167,59 @@ def test_an_eviction_scans_once(tmp_path: Path, scans: list[Path]) -> None:
     assert store.write(OURS, "new", BODY, depth=0, moment=time.time_ns())
     assert len(scans) == 1
     assert store.counters["evicted_pages"] > 0
+
+
+@pytest.mark.parametrize("burst", [1, 7, 60])
+def test_ranks_of_a_server_together_keep_the_bound(tmp_path: Path, burst: int) -> None:
+    """Each sees what the others wrote only when it looks; the longer it is silent, the less it knows."""
+    ranks, limit = 8, 160 * RECORD_BYTES
+    stores = [
+        PageStore(tmp_path, budget_bytes=limit, ranks=ranks, counters=StoreCounters()) for _ in range(ranks)
+    ]
+    most = 0
+    for turn in range(960 // burst):
+        rank = turn % ranks
+        for number in range(burst):
+            body = np.full(PAGE_BYTES, rank, np.uint8)
+            assert stores[rank].write(bytes([rank]) * 32, f"{turn} {number}", body, depth=0, moment=turn)
+            most = max(most, bytes_of(stores[0]))
+    assert 0.9 * limit < most <= limit
+
+
+def test_a_page_for_each_rank_is_the_least_bound(tmp_path: Path) -> None:
+    limit = 4 * RECORD_BYTES
+    assert Budget(tmp_path, limit, ranks=4).admit(RECORD_BYTES) == 0
+    assert Budget(tmp_path, limit, ranks=5).admit(RECORD_BYTES) is None
+
+
+def test_what_is_on_its_way_takes_room(tmp_path: Path) -> None:
+    """Two threads write: what one has reserved is not on the disk when the other looks."""
+    kept = Budget(tmp_path / "pages", 2 * RECORD_BYTES, clock=lambda: 0.0)
+    assert kept.admit(RECORD_BYTES) == kept.admit(RECORD_BYTES) == 0
+    with pytest.raises(OSError, match="being written"):
+        kept.admit(RECORD_BYTES)
+
+
+def test_counting_is_exact_for_pages_of_a_size_and_never_too_little(tmp_path: Path) -> None:
+    """A page that a power failure has emptied stands for no other."""
+    store = full_store(tmp_path, foreign=5)
+    assert most_bytes(store.pages) == PAGES * RECORD_BYTES
+    os.truncate(store.path(OURS, "old7"), 0)
+    os.truncate(store.path(THEIRS, "old0"), 7)
+    store.path(OURS, "old7").with_name("new.tmp").write_bytes(b"xyz")
+    assert most_bytes(store.pages) == PAGES * RECORD_BYTES + 3
+    assert most_bytes(tmp_path / "none") == 0
+
+
+def test_a_look_reads_few_sizes(tmp_path: Path, scans: list[Path]) -> None:
+    """Every sixteenth of the bound a server looks what is there: of each page only when some must go."""
+    store = full_store(tmp_path, foreign=0)
+    scans.clear()
+    kept = Budget(store.pages, 2 * PAGES * RECORD_BYTES)
+    for _ in range(PAGES):
+        assert kept.admit(RECORD_BYTES) == 0
+        kept.release(RECORD_BYTES)
+    assert scans == []
 
 
 def test_gc_goes_on_and_says_what_stayed(tmp_path: Path, denied: Denied) -> None:

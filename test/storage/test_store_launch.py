@@ -33,6 +33,21 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
     assert config["directory"] == str(tmp_path / "new")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ranks"),
+    [
+        ({}, 1),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": False}, 8),
+        ({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, 4),
+    ],
+)
+def test_the_store_knows_how_many_ranks_write(tmp_path: Path, arguments: dict[str, Any], ranks: int) -> None:
+    """Each sees what the others wrote only once in a while, and together they keep the bound."""
+    args = argparse.Namespace(**arguments)
+    store_launch.mount(args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path))))
+    assert json.loads(args.hicache_storage_backend_extra_config)["ranks"] == ranks
+
+
 def test_an_engine_that_names_no_room_has_some_for_pages_on_their_way(tmp_path: Path) -> None:
     """Its arguments are only those that it was given."""
     args = argparse.Namespace()

@@ -47,6 +47,7 @@ def make_backend(pool: MHATokenToKVPoolHost, folder: Path, **changes: Any) -> Ve
     settings = {
         "directory": str(folder),
         "budget_bytes": 1 << 30,
+        "ranks": 1,
         "fetch_timeout_ms": changes.pop("timeout_ms", 5000),
         "tiers": changes.pop("tiers", None),
         "wrapped": changes.pop("wrapped", None),

@@ -57,6 +57,7 @@ class VerifiedStorage(HiCacheStorage):
         self._directory = Path(settings["directory"])
         self._timeout = settings["fetch_timeout_ms"] / 1000
         self._budget_bytes: int = settings["budget_bytes"]
+        self._ranks: int = settings["ranks"]
         self._wrapped: str | None = settings.get("wrapped")
         self._tiers: str | None = settings.get("tiers")
         self._opened: OpenChain | None = None
@@ -96,7 +97,9 @@ class VerifiedStorage(HiCacheStorage):
             )
             logger.info("KV importance tiers by %s: %s", SERVED.ranking, "; ".join(lines))
             return self._opened.chain
-        store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
+        store = PageStore(
+            self._directory, budget_bytes=self._budget_bytes, ranks=self._ranks, counters=self.counters
+        )
         if self._wrapped is None:
             return store
         return self._wrap(self._wrapped, Names(store.quarantine, self.counters))

@@ -110,12 +110,19 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "hicache_storage_pass_prefix_keys": True,
             "directory": str(directory),
             "budget_bytes": options.store.max_bytes,
+            "ranks": _ranks(args),
             "fetch_timeout_ms": options.store.fetch_timeout_ms,
             "tiers": str(Path(options.store.tiers).expanduser().absolute()) if options.store.tiers else None,
             "wrapped": backend,
             "wrapped_config": given,
         }
     )
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    """Of this server, each of which writes; with attention data-parallel, replicas share those of one."""
+    tensor_parallel, replicas = getattr(args, "tp_size", None) or 1, getattr(args, "dp_size", None) or 1
+    return tensor_parallel * (1 if getattr(args, "enable_dp_attention", False) else replicas)
 
 
 def _host_memory_mode(options: ImportanceOptions) -> str:
