@@ -181,5 +181,9 @@ def _nothing_is_cached(scheduler: Scheduler) -> bool:
     cache: Any = scheduler.tree_cache  # of any class, and an object in sglang's annotations
     tokens = cache.total_size()
     empty = not any(tokens) if isinstance(tokens, tuple) else not tokens
-    # A request that waits holds no pages.
+    # Those are on the device. The host, where there is one, may have more of the tree, and what came for a
+    # request that waits; on the device such a request holds nothing.
+    if (controller := getattr(cache, "cache_controller", None)) is not None:
+        host = controller.mem_pool_host
+        empty = empty and host.available_size() == host.logical_size
     return empty and scheduler.is_fully_idle(ignore_waiting=True)
