@@ -12,8 +12,10 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.text_rules import MAX_NAME
 from sglang_importance.http.requests.fields.token_rules import unknown_token
+from sglang_importance.http.requests.long_lists import check_long_lists
 from sglang_importance.http.server_state import tokenizer_manager
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -33,14 +35,17 @@ class Prompt(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = Field(None, min_length=1, description="As in ``/generate`` and ``/v1/completions``.")
+    # The first wrong element of a list is enough: a million of them take seconds.
     messages: list[dict[str, Any]] | None = Field(
-        None, min_length=1, description="As in ``/v1/chat/completions``."
+        None, min_length=1, fail_fast=True, description="As in ``/v1/chat/completions``."
     )
     tools: list[dict[str, Any]] | None = Field(
-        None, description="Definitions that the template writes into the prompt; only with ``messages``."
+        None,
+        fail_fast=True,
+        description="Definitions that the template writes into the prompt; only with ``messages``.",
     )
     input_ids: list[TokenId] | None = Field(
-        None, min_length=1, description="Token ids, passed on as they are."
+        None, min_length=1, fail_fast=True, description="Token ids, passed on as they are."
     )
     cache_salt: Name | None = Field(
         None, description="Of the requests that share the prefix; requests of other salts never do."
@@ -112,11 +117,12 @@ async def _text_tokens(field: str, text: str) -> list[int]:
 
 async def _chat_tokens(prompt: Prompt, request: Request) -> list[int]:
     chat = request.app.state.openai_serving_chat
-    given = {"messages": prompt.messages, "tools": prompt.tools}
+    given = {"messages": prompt.messages} | ({} if prompt.tools is None else {"tools": prompt.tools})
     try:
-        chat_request = ChatCompletionRequest.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
+        check_long_lists(given, ChatCompletionRequest, tokenizer_manager().model_config.context_len)
+        chat_request = ChatCompletionRequest.model_validate(given)
+    except BadField as refused:
+        raise HTTPException(status_code=400, detail=str(refused)) from None
     except ValidationError as error:
         # Each message is tried as each kind of message: the first complaint is about the likeliest.
         first = error.errors()[0]

@@ -18,6 +18,10 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_WAITING = 256
 """Questions of requests that wait for a place; further ones are refused."""
+TOLD_ERRORS = 8
+"""Of a body, the first; a client that mends these sees the next."""
+LISTED_ERRORS = 1000
+"""Of a body: pydantic lists all of them or none, and a million take 20 s."""
 GONE = 499
 """Status of a request whose caller has hung up; nobody reads it."""
 
@@ -35,11 +39,16 @@ def validated(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = (
-            ": ".join(filter(None, (_field(each), each["msg"].removeprefix("Value error, "))))
-            for each in error.errors()
-        )
-        raise HTTPException(status_code=400, detail="; ".join(problems)) from None
+        raise HTTPException(status_code=400, detail=_problems(error)) from None
+
+
+def _problems(error: ValidationError) -> str:
+    if (count := error.error_count()) > LISTED_ERRORS:
+        return f"{count} fields or elements are wrong: compare the body with what this route takes"
+    return "; ".join(
+        ": ".join(filter(None, (_field(each), each["msg"].removeprefix("Value error, "))))
+        for each in error.errors()[:TOLD_ERRORS]
+    )
 
 
 async def json_body(request: Request) -> Any:

@@ -242,7 +242,9 @@ class ImportanceBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    keys: list[Digest] = Field(max_length=MAX_KEYS, description="Chained digests of pages, hexadecimal.")
+    keys: list[Digest] = Field(
+        max_length=MAX_KEYS, fail_fast=True, description="Chained digests of pages, hexadecimal."
+    )
 
 
 @wants_key
