@@ -22,6 +22,11 @@ from sgl_importance.cli.server_client import DEFAULT_URL, ServerError
 from sgl_importance.observe.shadow.comparison import CONFIDENCE, gain_interval, knee, verdict
 from sgl_importance.terminal import add_texts, show
 
+_GAPS = (
+    "no verdict: {:,} events were not followed, since the shadows were too slow; start the server anew and "
+    "observe less load, or record it (--kv-importance-trace DIR) and ask `sgl-importance size DIR`"
+)
+
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
 
@@ -65,6 +70,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
             ShadowPair.document()}``, from a recording.
     """
     observed = document["observe"]
+    dropped = observed.get("dropped_events", 0)
     batches = [(int(prompt), int(gained)) for prompt, gained in observed["batches"]]
     prompt_tokens = max(observed["prompt_tokens"], 1)
     found = "lru", "importance", *(["server"] if "server_hit_tokens" in observed else [])
@@ -76,9 +82,9 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         },
         **{f"{name}_hit_rate": observed[f"{name}_hit_tokens"] / prompt_tokens for name in found},
         "gain": (observed["saved_tokens"] - observed["lost_tokens"]) / prompt_tokens,
-        "gain_interval": gain_interval(batches, observed["requests"]),
+        "gain_interval": None if dropped else gain_interval(batches, observed["requests"]),
         "confidence": CONFIDENCE,
-        "verdict": str(verdict(batches, observed["requests"])),
+        "verdict": _GAPS.format(dropped) if dropped else str(verdict(batches, observed["requests"])),
         "bend_tokens": _bend(observed),
         "changes": _changes(observed),
         "volatile": document.get("volatile", []),
@@ -90,6 +96,7 @@ def _changes(observed: dict[str, Any]) -> list[dict[str, Any]]:
 
     A server of 0.1.0 knows of no larger pool.
     """
+    has_gaps = observed.get("dropped_events", 0) > 0
 
     def change(
         name: str, hits: int, beside: int, batches: list[tuple[int, int]], among: dict[str, Any] = observed
@@ -101,7 +108,7 @@ def _changes(observed: dict[str, Any]) -> list[dict[str, Any]]:
             "hit_tokens": hits,
             "computed_tokens": among["prompt_tokens"] - hits,
             "gain": (hits - beside) / max(among["prompt_tokens"], 1),
-            "gain_interval": gain_interval(pairs, among["requests"]),
+            "gain_interval": None if has_gaps else gain_interval(pairs, among["requests"]),
         }
 
     now = observed["lru_hit_tokens"]
@@ -164,8 +171,6 @@ def print_report(report: dict[str, Any]) -> None:
         typer.echo(f"with LRU, memory beyond {bend:,} tokens brings less than on average")
     for place in report["volatile"]:
         typer.echo(f"no policy helps where {place['sentence']}: {place['cure']}")
-    if report.get("dropped_events"):
-        typer.echo(f"{report['dropped_events']:,} events were not followed: the comparison has gaps")
     if report.get("failed"):
         typer.echo("the comparison ended with an error: see the server's log")
 
@@ -177,6 +182,7 @@ def _advice(report: dict[str, Any]) -> Table:
     for title in ("computes", "saves of prompt tokens", f"{report['confidence']:.0%} interval"):
         table.add_column(title, justify="right")
     now = report["prompt_tokens"] - report["lru_hit_tokens"]
+    no_interval = "gaps" if report.get("dropped_events") else "too early"
     add_texts(table, "none: LRU", f"{now:,}", "", "")
     for change in report["changes"]:
         interval = change["gain_interval"]
@@ -187,6 +193,6 @@ def _advice(report: dict[str, Any]) -> Table:
             _CHANGES.get(change["change"], f"{change['change']}, LRU"),
             f"{change['computed_tokens']:,}" if is_of_all else "",
             f"{change['gain']:+.2%}",
-            "too early" if interval is None else "{:+.2%} to {:+.2%}".format(*interval),
+            no_interval if interval is None else "{:+.2%} to {:+.2%}".format(*interval),
         )
     return table

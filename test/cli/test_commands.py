@@ -381,5 +381,33 @@ def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) 
     assert "+2.00%" in told
 
 
+def test_observe_gives_no_verdict_on_a_comparison_with_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    observed = {
+        "lru_hit_tokens": 300,
+        "importance_hit_tokens": 600,
+        "server_hit_tokens": 300,
+        "requests": 1000,
+        "prompt_tokens": 1000,
+        "capacity_tokens": 512,
+        "batches": [[100, 30]] * 10,
+        "saved_tokens": 300,
+        "lost_tokens": 0,
+        "agreed_tokens": 300,
+        "dropped_events": 7,
+        "failed": False,
+    }
+    whole = observe_command.summarize({"observe": {**observed, "dropped_events": 0}})
+    assert (whole["verdict"], whole["gain_interval"] is None) == ("importance saves tokens here", False)
+    report = observe_command.summarize({"observe": observed})
+    assert report["gain_interval"] is report["changes"][0]["gain_interval"] is None
+    observe_command.print_report(report)
+    printed = capsys.readouterr().out
+    assert "saves tokens" not in printed
+    assert "too early" not in printed
+    line = next(line for line in printed.splitlines() if line.startswith("no verdict"))
+    assert "7 events" in line
+    assert "start the server anew" in line, "the cure"
+
+
 def test_every_reason_of_a_miss_has_words() -> None:
     assert set(MEANINGS) == set(Reason)

@@ -31,7 +31,7 @@ from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.placement.answer_ends import AnswerEnds
 
 from support.drivers.ledgered_tree import prewarm, start, weights_loaded
-from support.drivers.shadowed_tree import shadowed
+from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
 from support.nightly_cases import rest_nightly
@@ -348,8 +348,7 @@ def test_shadows_and_the_recording_hear_what_is_told_later(tmp_path: Path) -> No
     report = {"ends": {told.rid: int(AnswerEnd.TOOL_CALL), "another server's": 2}}
     for _ in range(2):  # the second report of one answer says nothing
         answered(driver.cache, report)
-    shadowing.settle()
-    shadowing.close()
+    settle(shadowing)
     recorder.close()
     nodes = list(pair.importance.nodes())
     ends_of_shadow = {

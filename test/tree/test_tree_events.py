@@ -14,7 +14,7 @@ from sgl_importance.reuse.reuse_class import BlockType
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 
-from support.drivers.shadowed_tree import shadowed
+from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
 
@@ -127,7 +127,7 @@ def test_a_request_that_is_aborted_behind_its_retraction_leaves_the_shadows(make
         driver.retract(request)
     for rid in (aborted.rid, "never admitted"):
         driver.cache.finish(CacheRequestHandle(rid, 0), CacheRequestOutcome.ABORT)
-    shadowing.settle()
+    settle(shadowing)
     for cache in (pair.lru, pair.importance):
         cache.check_integrity()
         cache.evict(10**6)
@@ -135,8 +135,7 @@ def test_a_request_that_is_aborted_behind_its_retraction_leaves_the_shadows(make
     driver.readmit(waiting)
     driver.prefill(waiting)
     driver.finish(waiting)
-    shadowing.settle()
-    shadowing.close()
+    settle(shadowing)
     for cache in (pair.lru, pair.importance):
         cache.evict(10**6)
         assert cache.used == 0

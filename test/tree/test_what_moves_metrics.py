@@ -24,7 +24,7 @@ from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.tree.body_mass import body_mass_of
 
-from support.drivers.shadowed_tree import shadowed
+from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tiered_driver import tiered
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
@@ -253,11 +253,10 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
         serve(driver, [*prompt(9000, 4), 1])
         driver.evict(1)
         serve(driver, [*prompt(9000, 4), 1])
-        shadowing.settle()
+        settle(shadowing)
         shadowing.count(component.state.counters)
 
     assert moved(driver, traffic) >= own
-    shadowing.close()
     reasons = {reason for (_, reason), tokens in component.state.counters.evicted_tokens.items() if tokens}
     assert reasons == {"stock_order"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.nodes.named_sessions import SessionName
+from sgl_importance.observe.shadow.shadow_cache import MAX_RUNNING
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace.token_sequence import TokenSequence
@@ -31,12 +33,14 @@ class _ShadowEvent(NamedTuple):
         tokens: at its admission those of its prompt, at its end those of its answer too; else None.
         answer_end: how its answer ended, UNKNOWN without tokens if it will not end; None at its admission.
         session: that it names at its admission, or that was over.
+        server_hit_tokens: of its prompt, that the server found on device and host; 0 but at its admission.
     """
 
     request: str = ""
     tokens: TokenSequence | None = None
     answer_end: AnswerEnd | None = None
     session: SessionName | None = None
+    server_hit_tokens: int = 0
 
 
 class Shadowing:
@@ -61,6 +65,9 @@ class Shadowing:
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
         self._retracted: set[str] = set()
+        self._dropped = 0
+        # Small events that found no room; what they tell is to be heard before anything that came later.
+        self._owed: deque[_ShadowEvent] = deque(maxlen=MAX_RUNNING)
         self._worker: BatchWorker[_ShadowEvent] = BatchWorker(
             "importance-shadow",
             self._work,
@@ -73,13 +80,15 @@ class Shadowing:
     # ---- the scheduler's thread ----
 
     def admitted(self, req: Req) -> None:
-        self._server_hit_tokens += req.cached_tokens_device + req.cached_tokens_host
         if self._host_pages is not None:  # by the first request all tiers exist
             if pages := self._host_pages():
                 with self._lock:
                     self._pair.add_host(pages, self._writes)
             self._host_pages = None
-        self._offer(_ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req)))
+        hits = req.cached_tokens_device + req.cached_tokens_host
+        self._offer(
+            _ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req), server_hit_tokens=hits)
+        )
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
@@ -107,8 +116,22 @@ class Shadowing:
         self._offer(_ShadowEvent())
 
     def _offer(self, event: _ShadowEvent) -> None:
+        """Hands an event over, behind what is owed; where there is no room, tokens are dropped."""
+        while self._owed and self._has_taken(self._owed[0]):
+            self._owed.popleft()
+        if not self._owed and self._has_taken(event):
+            return
+        if event.tokens is not None:
+            self._dropped += 1
+            if event.answer_end is None:
+                return
+            # Without a word of its end, the shadows would keep the request's pages for good.
+            event = _ShadowEvent(event.request, None, AnswerEnd.UNKNOWN)
+        self._owed.append(event)
+
+    def _has_taken(self, event: _ShadowEvent) -> bool:
         tokens = 0 if event.tokens is None else len(event.tokens.tokens)
-        self._worker.offer(event, _EVENT_BYTES + 8 * tokens)
+        return self._worker.offer(event, _EVENT_BYTES + 8 * tokens)
 
     def count(self, counters: Counters) -> None:
         """Copies what is compared so far to where metrics are published from."""
@@ -124,21 +147,10 @@ class Shadowing:
                 **self._pair.document(),
                 "server_hit_tokens": self._server_hit_tokens,
                 "waiting_events": self._worker.unfinished,
-                "dropped_events": self._worker.dropped,
+                "dropped_events": self._dropped,
                 "busy_seconds": self._busy_seconds,
                 "failed": self._worker.has_failed,
             }
-
-    def settle(self, seconds: float = 10.0) -> None:
-        """Waits until what was told so far is counted; for tests.
-
-        Raises:
-            TimeoutError: it takes longer than ``seconds``, or the comparison has failed.
-        """
-        self._worker.settle(seconds)
-
-    def close(self) -> None:
-        self._worker.close()
 
     # ---- the thread of the shadows ----
 
@@ -150,7 +162,7 @@ class Shadowing:
                 self._busy_seconds += time.thread_time() - start
 
     def _follow(self, event: _ShadowEvent) -> None:
-        request, sequence, answer_end, session = event
+        request, sequence, answer_end, session, server_hit_tokens = event
         if sequence is None:
             with self._lock:
                 if answer_end is AnswerEnd.UNKNOWN:
@@ -166,5 +178,5 @@ class Shadowing:
         with self._lock:
             if answer_end is not None:
                 self._pair.finish(request, digests, len(sequence.tokens), answer_end)
-            else:
-                self._pair.admit(request, digests, len(sequence.tokens), session)
+            elif self._pair.admit(request, digests, len(sequence.tokens), session) is not None:
+                self._server_hit_tokens += server_hit_tokens

@@ -18,7 +18,7 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.operations.handlers import OPERATIONS
 
 from support.drivers.hinted_requests import envelope
-from support.drivers.shadowed_tree import shadowed
+from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import prompt
 from support.workloads.recordings import COST
@@ -115,8 +115,7 @@ def test_an_observing_server_tells_its_shadow(by_hint: bool) -> None:
         driver.finish(request)
     if not by_hint:
         close(driver, "a")
-    shadowing.settle()
-    shadowing.close()
+    settle(shadowing)
     given_back = {
         node.pages[0]: node.metadata.is_given_back for node in pair.importance.nodes() if node.metadata
     }

@@ -6,6 +6,8 @@ from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.observe.shadowing import Shadowing
 
+from support.waiting import wait_until
+
 
 def shadowed(component: ImportanceComponent, pair: ShadowPair) -> Shadowing:
     """Has the pair follow the component from now on."""
@@ -13,3 +15,8 @@ def shadowed(component: ImportanceComponent, pair: ShadowPair) -> Shadowing:
     for listener in (component, component.requests, component.requests.admissions):
         listener._shadowing = shadowing
     return shadowing
+
+
+def settle(shadowing: Shadowing) -> None:
+    """Waits until what was told so far is followed."""
+    wait_until(lambda: not shadowing.document()["waiting_events"], look_every=0.001)
