@@ -8,11 +8,20 @@ not know is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, Self
 from uuid import uuid4
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from sgl_importance.errors import ImportanceError
 from sgl_importance.placement.hints.shared_actions import MOST_SECONDS, as_hints, name_of
@@ -25,6 +34,10 @@ NAMESPACE = "sgl_importance."
 ACTION_VERSION = "1"
 MAX_TTL_SECONDS = MOST_SECONDS
 MAX_BLOCKS = 64
+MAX_ACTIONS = 64
+MAX_ACTION_NAME = 4096
+MAX_PAYLOAD = 1 << 16
+"""Of an action, in characters of JSON. Ours and the shared ones hold some hundreds."""
 LARGEST_BUDGET = 1e9  # tokens; no context is longer
 
 BlockName = Literal["system", "shared_prefix", "user", "document", "tool_output", "generated"]
@@ -42,6 +55,7 @@ ANSWER_ENDS: dict[EndName, AnswerEnd] = {
     "end_of_turn": AnswerEnd.END_OF_TURN,
 }
 
+ActionName = Annotated[str, Field(max_length=MAX_ACTION_NAME)]
 Position = Annotated[int, Field(strict=True, ge=0)]
 Index = Annotated[int, Field(strict=True)]
 
@@ -71,15 +85,21 @@ class Action(Protocol):
     def payload(self) -> Mapping[str, Any]: ...
 
 
+def _short(payload: dict[str, Any]) -> dict[str, Any]:
+    if (length := len(json.dumps(payload))) > MAX_PAYLOAD:
+        raise ValueError(f"has {length} characters of JSON, more than {MAX_PAYLOAD}")
+    return payload
+
+
 class _Action(BaseModel):
     """An action of a client, as sglang reads it: unknown fields are ignored, and none is converted."""
 
     model_config = ConfigDict(strict=True)
 
-    action_id: str
-    action_type: str
-    action_version: str
-    payload: dict[str, Any] = {}
+    action_id: ActionName
+    action_type: ActionName
+    action_version: ActionName
+    payload: Annotated[dict[str, Any], AfterValidator(_short)] = {}
 
 
 class _Envelope(BaseModel):
@@ -306,6 +326,9 @@ def _read_envelope(value: Mapping[str, Any]) -> _Envelope:
         if name in Hints.model_fields:
             as_action = f"make it an action of type {NAMESPACE}{name}, or leave {given} out"
             raise BadHint(f"{FIELD}.{name}", f"would be ignored beside {given}: {as_action}")
+    actions = value.get("actions")
+    if isinstance(actions, list) and len(actions) > MAX_ACTIONS:  # before pydantic reads each of them
+        raise BadHint(f"{FIELD}.actions", f"{len(actions)} are more than {MAX_ACTIONS}: send fewer")
     try:
         return _Envelope.model_validate(dict(value))
     except ValidationError as error:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.placement.hints.block_places import PromptBlocks, locate_messages
-from sgl_importance.placement.hints.hints import BLOCK_TYPES, BadHint, Block, Hints
+from sgl_importance.placement.hints.hints import (
+    BLOCK_TYPES,
+    MAX_ACTIONS,
+    MAX_PAYLOAD,
+    BadHint,
+    Block,
+    Hints,
+)
 from sgl_importance.reuse.reuse_class import BlockType
 
 names = st.sampled_from(sorted(BLOCK_TYPES))
@@ -214,3 +221,25 @@ def test_a_node_is_what_most_of_its_tokens_are(
     expected = {each for each in node if node.count(each) == max(map(node.count, node))}
     found = PromptBlocks(named, new_from=new_from, prompt_tokens=prompt_tokens).of(start, start + length)
     assert found in expected
+
+
+ACTION = {"action_id": "1", "action_type": "kv.deref", "action_version": "1.0", "payload": {}}
+
+
+@pytest.mark.parametrize(
+    ("actions", "problem"),
+    [
+        ([{}] * (MAX_ACTIONS + 1), f"kv_hints.actions: {MAX_ACTIONS + 1} are more than {MAX_ACTIONS}"),
+        ([ACTION, {**ACTION, "action_type": "a" * 5000}], "kv_hints.actions.1.action_type: "),
+        (
+            [{**ACTION, "payload": {"a": "b" * MAX_PAYLOAD}}],
+            "kv_hints.actions.0.payload: has 65545 ",
+        ),
+    ],
+)
+def test_an_envelope_has_bounds(actions: list[dict], problem: str) -> None:
+    head = {"protocol_version": "1", "message_id": "m"}
+    assert Hints.parse({**head, "actions": [ACTION] * MAX_ACTIONS}).session_over
+    with pytest.raises(BadHint) as refused:
+        Hints.parse({**head, "actions": actions})
+    assert str(refused.value).startswith(problem)
