@@ -28,6 +28,9 @@ WRITE_REASONS = {
     errno.ENOTDIR: "directory_missing",
 }
 
+UNREADABLE = frozenset((errno.EIO, errno.EUCLEAN, errno.EACCES, errno.EPERM))
+"""Errors of one file, which stay until it is replaced; too few descriptors, say, pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:

@@ -27,7 +27,7 @@ from sgl_importance.storage.page_record import (
     encode_header,
     page_digest,
 )
-from sgl_importance.storage.pages import PageByPage
+from sgl_importance.storage.pages import UNREADABLE, PageByPage
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store_counters import StoreCounters
 
@@ -78,6 +78,8 @@ class PageStore(PageByPage):
         except FileNotFoundError as error:
             raise PageMiss(MissReason.ABSENT) from error
         except OSError as error:
+            if error.errno in UNREADABLE:
+                self._set_aside(Path(path), MissReason.IO)  # where it is, nothing would ever replace it
             raise PageMiss(MissReason.IO) from error
         except PageDamaged as damaged:
             self._set_aside(Path(path), damaged.reason)

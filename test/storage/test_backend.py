@@ -107,6 +107,24 @@ def test_a_read_that_the_system_refuses_gives_up_no_record(
     assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
 
 
+def test_a_record_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    pool = make_pool("page_first")
+    backend = make_backend(pool, tmp_path / "store", wrapped="file")
+    backend.batch_set_v1(KEYS[:1], slots(0, 1))
+    with monkeypatch.context() as bad_sector:
+        bad_sector.setattr(HiCacheFile, "get", broken)
+        assert backend.batch_get_v1(KEYS[:1], slots(PAGES, 1)) == [False]
+    assert WATCH.counters.values()["missed_pages", "io"] == 1
+    assert backend.batch_exists(KEYS[:1]) == 0
+    assert backend.batch_set_v1(KEYS[:1], slots(0, 1)) == [True]
+    assert backend.batch_get_v1(KEYS[:1], slots(PAGES, 1)) == [True]
+
+
 def test_pages_get_no_identity_that_another_thread_computes_for_newer_weights(tmp_path: Path) -> None:
     """The weights change while a thread asks which pages it may write."""
     backend = make_backend(make_pool("page_first"), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,40 @@ def test_a_damaged_page_is_set_aside_once(tmp_path: Path) -> None:
     assert len(list(store.quarantine.iterdir())) == 1
     assert store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
     assert (read(store, "a") == body_of("a")).all()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EUCLEAN, errno.EACCES, errno.EPERM])
+def test_a_page_that_cannot_be_read_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = open_store(tmp_path)
+    store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
+    with monkeypatch.context() as bad_sector:
+        bad_sector.setattr("sgl_importance.storage.store.open_regular", raising(code))
+        assert reason_of_miss(store, "a") is MissReason.IO
+    assert not store.exists(MODEL, "a")
+    assert store.counters["quarantined_pages"] == 1
+    assert store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
+    assert (read(store, "a") == body_of("a")).all()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+def test_a_page_that_cannot_be_read_for_a_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = open_store(tmp_path)
+    store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
+    with monkeypatch.context() as busy:
+        busy.setattr("sgl_importance.storage.store.open_regular", raising(code))
+        assert reason_of_miss(store, "a") is MissReason.IO
+    assert (read(store, "a") == body_of("a")).all()
+
+
+def raising(code: int) -> Callable[[object], int]:
+    def refuse(path: object) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    return refuse
 
 
 def test_the_quarantine_is_bounded(tmp_path: Path) -> None:

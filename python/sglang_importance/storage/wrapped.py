@@ -26,7 +26,7 @@ from sgl_importance.storage.page_record import (
     encode_header,
     page_digest,
 )
-from sgl_importance.storage.pages import Lanes, Page, PageByPage
+from sgl_importance.storage.pages import UNREADABLE, Lanes, Page, PageByPage
 from sgl_importance.storage.store import copy_aside
 from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.storage.backend_records import ValueRecords
@@ -59,8 +59,12 @@ class Names:
         parts = identity + page_digest(key) + attempt.to_bytes(4, "little")
         return blake2b(parts, digest_size=DIGEST_BYTES).hexdigest()
 
-    def give_up(self, identity: bytes, key: str, record: NDArray[np.uint8], reason: MissReason) -> None:
-        copy_aside(record, self.of(identity, key), self._quarantine, reason)
+    def give_up(
+        self, identity: bytes, key: str, record: NDArray[np.uint8] | None, reason: MissReason
+    ) -> None:
+        """Its ``record`` is kept for people; None where it cannot be read."""
+        if record is not None:
+            copy_aside(record, self.of(identity, key), self._quarantine, reason)
         with self._lock:
             self._given_up[identity, key] += 1
         self._counters.add("quarantined_pages")
@@ -93,6 +97,8 @@ class ValuePages(PageByPage):
             self._names.give_up(identity, key, record, damaged.reason)
             raise
         except OSError as error:
+            if error.errno in UNREADABLE:
+                self._names.give_up(identity, key, None, MissReason.IO)
             raise PageMiss(MissReason.IO) from error
 
     def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool:
