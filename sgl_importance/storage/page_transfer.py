@@ -15,6 +15,8 @@ from functools import partial
 import numpy as np
 
 from sgl_importance.background.daemon_pool import DaemonPool
+from sgl_importance.storage.late_call import LateCall
+from sgl_importance.storage.look import Look
 from sgl_importance.storage.page_record import MissReason, PageMiss
 from sgl_importance.storage.pages import Page, StoredPages
 from sgl_importance.storage.recent_uses import RecentUses
@@ -51,6 +53,7 @@ class PageTransfer:
         self.pages = pages
         self._page_bytes = page_bytes
         self._timeout = timeout
+        self._patience = max(HANG_SECONDS, 2 * timeout)
         self.counters = counters
         lanes = pages.lanes(page_bytes)
         self._lookers = self._pool(lanes.look, "look")
@@ -58,6 +61,7 @@ class PageTransfer:
         self._writers = self._pool(lanes.write, "write")
         # Apart from the writes: a prefix of thousands of pages takes seconds to date in a slow directory.
         self._leisure = self._pool(1, "leisure", most_waiting=MOST_AT_LEISURE)
+        self._late_look, self._late_write = LateCall(self._patience), LateCall(self._patience)
         self._recent = RecentUses(pages.touch_holds_seconds)
         self._last_touch = threading.Event()
         self._last_touch.set()
@@ -72,7 +76,7 @@ class PageTransfer:
         return DaemonPool(
             threads,
             f"kv-importance-{what}",
-            patience=max(HANG_SECONDS, 2 * self._timeout),
+            patience=self._patience,
             most_waiting=most_waiting,
             on_given_up=partial(self.counters.add, "replaced_threads", what),
         )
@@ -87,17 +91,21 @@ class PageTransfer:
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
         """Number of the first ``keys`` that are there, without a gap; 0 where the answer takes too long."""
-        look = _Look(self.pages, identity, keys)
-        self._lookers.submit(look)
-        try:
-            found = look.answer.get(timeout=self._timeout)
-        except queue.Empty:
-            look.abandon()
-            found = PageMiss(MissReason.TIMEOUT)
+        found = PageMiss(MissReason.TIMEOUT) if self._late_look.hangs() else self._look(identity, keys)
         if isinstance(found, PageMiss):
             self.counters.add("missed_pages", found.reason.value)
             return 0
         return found
+
+    def _look(self, identity: bytes, keys: Sequence[str]) -> int | PageMiss:
+        look = Look(self.pages, identity, keys)
+        self._lookers.submit(look)
+        try:
+            return look.answer.get(timeout=self._timeout)
+        except queue.Empty:
+            look.abandon()
+            self._late_look.note(look.answer)
+            return PageMiss(MissReason.TIMEOUT)
 
     def read(self, identity: bytes, keys: Sequence[str]) -> Iterator[Page]:
         """The first of ``keys`` that can be served, each verified; ends at the first miss, which is counted.
@@ -157,7 +165,8 @@ class PageTransfer:
     ) -> list[bool]:
         """Writes consecutive pages of a sequence; which of them are stored.
 
-        The rest of a batch is given up at the first run that takes too long.
+        The rest of a batch is given up at the first run that takes too long, and so are the batches that come
+        while it hangs.
 
         Args:
             identity: digest of the model.
@@ -166,6 +175,9 @@ class PageTransfer:
             copy_page: copies page i into a buffer; called here, so that host memory may change afterwards.
         """
         done = [False] * len(keys)
+        if self._late_write.hangs():
+            self.counters.add("unwritten_pages", "timeout", len(keys))
+            return done
         moment = self.touch(identity, prefix)
         self._last_touch.wait(TOUCH_SECONDS)
         runs: deque[WriteRun] = deque()
@@ -175,6 +187,7 @@ class PageTransfer:
             try:
                 run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
             except queue.Empty:
+                self._late_write.note(run.finished)
                 self.counters.add("unwritten_pages", "timeout", len(keys) - run.start)
                 return False
             runs.popleft()
@@ -243,28 +256,6 @@ class PageTransfer:
                 call()
 
         self._leisure.submit(silent)
-
-
-class _Look:
-    """How many of the first keys are there; behind a disk that hangs, what nobody waits for keeps no keys."""
-
-    def __init__(self, pages: StoredPages, identity: bytes, keys: Sequence[str]) -> None:
-        self.answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
-        self._pages = pages
-        self._identity = identity
-        self._keys: Sequence[str] | None = keys
-
-    def abandon(self) -> None:
-        self._keys = None
-
-    def __call__(self) -> None:
-        keys = self._keys  # read once: it may be abandoned meanwhile
-        if keys is None:
-            return
-        try:
-            self.answer.put(self._pages.count_present(self._identity, keys))
-        except Exception:
-            self.answer.put(PageMiss(MissReason.IO))
 
 
 class _ReadRun:

@@ -13,7 +13,10 @@ from sgl_importance.storage.pages import WRITE_REASONS
 SERIES: dict[str, tuple[str, str | None]] = {
     "read_pages": ("Pages read from storage and verified", None),
     "read_bytes": ("Bytes of verified pages", None),
-    "missed_pages": ("Pages that were recomputed instead of served, by the reason", "reason"),
+    "missed_pages": (
+        "Pages at which storage stopped serving a prompt, by the reason; those behind are computed, too",
+        "reason",
+    ),
     "quarantined_pages": ("Pages that failed a check and were set aside", None),
     "written_pages": ("Pages written to storage", None),
     "written_bytes": ("Bytes of pages written", None),

@@ -60,6 +60,7 @@ class WriteRun:
     def __call__(self) -> None:
         bodies = self.bodies  # read once: from here on these are kept, whoever abandons the run
         if not bodies:
+            self.finished.put(None)
             return
         try:
             outcomes = self._pages.write_run(

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sgl_importance.background.daemon_pool import MOST_GIVEN_UP
+from sgl_importance.background.daemon_pool import MOST_GIVEN_UP, Call, DaemonPool
 from sgl_importance.storage import page_transfer
+from sgl_importance.storage.late_call import LateCall
 from sgl_importance.storage.page_record import MissReason, PageMiss
 from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import Page, PageByPage
@@ -80,6 +81,7 @@ def test_a_hung_disk_does_not_hoard_what_was_to_be_written(
 ) -> None:
     monkeypatch.setattr(page_transfer, "WRITE_SECONDS", 0.01)
     monkeypatch.setattr(page_transfer, "HANG_SECONDS", 0.05)  # so that threads are given up, too
+    monkeypatch.setattr(LateCall, "hangs", lambda late: False)  # as if each came a while later
     transfer = open_transfer(pages, timeout=0.01)
     run = pages.run_pages(PAGE_BYTES)
     batch = 4 * run
@@ -112,6 +114,7 @@ def test_a_hung_disk_does_not_hoard_what_was_asked_for(
     pages: HeldPages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_transfer, "HANG_SECONDS", 0.05)  # so that threads are given up, too
+    monkeypatch.setattr(LateCall, "hangs", lambda late: False)  # as if each came a while later
     pages.holds_looks = True
     transfer = open_transfer(pages, timeout=0.01)
     asked: list[weakref.ref[Keys]] = []
@@ -124,6 +127,61 @@ def test_a_hung_disk_does_not_hoard_what_was_asked_for(
     assert alive <= pages.lanes(PAGE_BYTES).look + MOST_GIVEN_UP
     pages.go_on.set()
     transfer.close()
+
+
+def test_while_a_look_or_a_write_hangs_the_next_do_not_wait(
+    pages: HeldPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits for its whole limit; those that come while it hangs ask no disk, and start no thread."""
+    monkeypatch.setattr(page_transfer, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(page_transfer, "HANG_SECONDS", HANG_SECONDS)
+    pages.holds_looks = True
+    transfer = open_transfer(pages, timeout=0.01)
+    looks, writes = calls_of(transfer._lookers, monkeypatch), calls_of(transfer._writers, monkeypatch)
+    for _ in range(20):
+        assert transfer.count_present(MODEL, ["a"]) == 0
+        assert transfer.write(MODEL, ["a"], nothing) == [False]
+    assert (len(looks), len(writes)) == (1, 1)
+    counted = transfer.counters.values()
+    assert counted["missed_pages", "timeout"] == counted["unwritten_pages", "timeout"] == 20
+    # The disk is mended.
+    monkeypatch.setattr(page_transfer, "WRITE_SECONDS", HANG_SECONDS)
+    pages.holds_looks = False
+    pages.go_on.set()
+    wait_until(lambda: not transfer._late_look.hangs() and not transfer._late_write.hangs())
+    assert transfer.write(MODEL, ["b"], nothing) == [True]
+    transfer.count_present(MODEL, ["b"])
+    assert (len(looks), len(writes)) == (2, 2)
+    transfer.close()
+
+
+def test_a_disk_that_hangs_is_tried_once_in_a_while(
+    pages: HeldPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pages.holds_looks = True
+    transfer = open_transfer(pages, timeout=0.01)
+    looks = calls_of(transfer._lookers, monkeypatch)
+    for tries in range(1, 4):
+        for _ in range(5):
+            assert transfer.count_present(MODEL, ["a"]) == 0
+        assert len(looks) == tries
+        now += page_transfer.HANG_SECONDS
+    transfer.close()
+
+
+def calls_of(pool: DaemonPool, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """What is submitted to it from now on."""
+    calls: list[Call] = []
+    submit = pool.submit
+
+    def counted(call: Call) -> None:
+        calls.append(call)
+        submit(call)
+
+    monkeypatch.setattr(pool, "submit", counted)
+    return calls
 
 
 # ---- what nobody waits for ----
