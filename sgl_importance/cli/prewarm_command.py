@@ -49,9 +49,8 @@ def prewarm(
     as_json: AsJson = False,
 ) -> None:
     """Bring a prefix into a running server's cache; without one, what its ledger values most."""
-    body: dict[str, Any] = {}
-    if any(form is not None for form in (text, text_file, messages, input_ids)):
-        body = prompt_body(text, text_file, messages, input_ids)
+    has_prompt = any(form is not None for form in (text, text_file, messages, input_ids))
+    body = prompt_body(text, text_file, messages, input_ids) if has_prompt else {}
     body = in_namespace(body, cache_salt, extra_key) | {"max_seconds": max_seconds}
     with connected(url, api_key) as server:
         answer = server.post("/prewarm", body)
@@ -63,7 +62,8 @@ def prewarm(
         typer.echo(_sentence(answer))
     else:
         typer.echo(answer["job_id"])
-    if answer.get("state") == "failed":
+    is_refused = has_prompt and answer.get("refused_tokens")  # of the ledger's choice others may be done
+    if answer.get("state") == "failed" or is_refused:
         fail(answer["detail"])
 
 
@@ -86,7 +86,8 @@ def _follow(server: Server, job_id: str) -> dict[str, Any]:
 
 def _sentence(job: dict[str, Any]) -> str:
     hits = [f"{tokens:,} from {tier}" for tier, tokens in job["hit_tokens"].items() if tokens]
-    parts = ", ".join([*hits, f"{job['computed_tokens']:,} computed"])
+    refused = [f"{job['refused_tokens']:,} refused"] if job["refused_tokens"] else []
+    parts = ", ".join([*hits, f"{job['computed_tokens']:,} computed", *refused])
     ended = (
         f"{job['state']}: {job['done_tokens']:,} of {job['total_tokens']:,} tokens in {job['seconds']:.1f} s"
     )

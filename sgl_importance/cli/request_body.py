@@ -45,6 +45,9 @@ def in_namespace(body: dict[str, Any], cache_salt: str | None, extra_key: str | 
 def _not_taken(body: dict[str, Any]) -> str | None:
     if body.get("tools") and body.get("tool_choice") not in TOOL_CHOICES_WITH_ALL_TOOLS:
         return "tool_choice"
+    model = body.get("model")
+    if isinstance(model, str) and model.partition(":")[2].strip():  # as sglang's OpenAI routes read it
+        return "the adapter in model"
     return next((name for name in NOT_TAKEN if _says_something(body.get(name))), None)
 
 

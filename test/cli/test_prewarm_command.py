@@ -92,6 +92,21 @@ def test_a_failed_job_is_an_error(monkeypatch):
     assert "error: RuntimeError: gone" in result.output
 
 
+REFUSED = {**DONE, "done_tokens": 1000, "refused_tokens": 3000, "detail": "too long"}
+
+
+def test_a_prompt_that_the_server_refuses_is_an_error(monkeypatch):
+    result = run(monkeypatch, Routes(REFUSED), "--text", "a")
+    assert result.exit_code == 2
+    told = "done: 1,000 of 4,000 tokens in 1.2 s (3,200 from storage, 800 computed, 3,000 refused)"
+    assert told in result.output
+    assert "error: too long" in result.output
+
+
+def test_what_the_server_takes_of_the_ledger_s_choice_is_done(monkeypatch):
+    assert run(monkeypatch, Routes(REFUSED)).exit_code == 0
+
+
 def test_json_is_the_job(monkeypatch):
     result = run(monkeypatch, Routes(DONE), "--text", "a", "--json")
     assert json.loads(result.stdout) == DONE

@@ -14,6 +14,7 @@ from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import MAX_RUNNING, Jobs
 from sglang_importance.http.prewarming import Job, State
 
+PAGE = 16
 Ask = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
 
 
@@ -75,3 +76,10 @@ def test_a_caller_begins_no_more_than_a_few_dozen_at_a_time(monkeypatch: pytest.
         assert jobs.begin("ledger").state is State.RUNNING
 
     asyncio.run(begin_many())
+
+
+@pytest.mark.parametrize("free_tokens", [0, 100 + PAGE - 1])
+def test_without_room_the_ledger_is_not_read(monkeypatch: pytest.MonkeyPatch, free_tokens: int):
+    monkeypatch.setattr(prewarm_route, "Ledger", lambda *given, **named: pytest.fail("opened"))
+    facts = {"ledger": "/nowhere", "model": "00", "free_tokens": free_tokens, "total_tokens": 1000}
+    assert prewarm_route._plan({**facts, "page_size": PAGE}, 60.0) == []

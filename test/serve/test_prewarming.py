@@ -289,6 +289,14 @@ def test_a_path_that_the_server_refuses_does_not_end_the_others():
     assert (the_job.refused_tokens, the_job.done_tokens) == (360, 160)
 
 
+def test_a_path_that_is_refused_midway_says_why_and_counts_what_is_left_of_it():
+    manager, the_job = Manager(refuse_above=200), job(asked_for=True)
+    run(manager, the_job, path(400))
+    assert the_job.done_tokens > 0
+    assert the_job.done_tokens + the_job.refused_tokens == 400
+    assert (the_job.state, the_job.detail) == (State.DONE, "too long")
+
+
 def test_a_stopping_server_is_not_kept():
     manager, the_job = Manager(gracefully_exit=True), job()
     run(manager, the_job, path(64))

@@ -157,6 +157,9 @@ class Jobs:
 
 
 def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
+    max_tokens = int(facts["free_tokens"] - RESERVE * facts["total_tokens"])
+    if max_tokens < facts["page_size"]:
+        return []  # to read a large ledger takes a while
     ledger = Ledger(named_place(facts["ledger"]), bytes.fromhex(facts["model"]), page_size=facts["page_size"])
     try:
         return plan_from_ledger(
@@ -165,7 +168,7 @@ def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
             use_importance=facts["use_importance"],
             has_storage=facts["has_storage"],
             present=[bytes.fromhex(digest) for digest in facts["present"]],
-            max_tokens=max(int(facts["free_tokens"] - RESERVE * facts["total_tokens"]), 0),
+            max_tokens=max_tokens,
             max_seconds=max_seconds,
         )
     finally:

@@ -54,7 +54,7 @@ class Job:
             others stop where free room ends and wait for the server to be idle.
         max_seconds: after which it ends.
         state: how far it is.
-        detail: why it ended before everything was brought in; empty where it did not.
+        detail: why not everything was brought in; empty where it was.
         total_tokens: to be brought in.
         done_tokens: of these, brought in or found.
         hit_tokens: of these, by the tier that held them; what was in none was computed.
@@ -165,16 +165,12 @@ class Prewarmer:
 
     async def _warm_rank(self, job: Job, paths: Sequence[WarmPath], dp_rank: int | None) -> None:
         for path in paths:
-            try:
-                if not await self._warm(job, path, dp_rank):
-                    break
-            except ValueError as refused:  # too long for this server, say
-                job.refused_tokens += len(path.token_ids) - path.start
-                count("prewarm_refused_tokens_total", amount=len(path.token_ids) - path.start)
-                logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
+            if not await self._warm(job, path, dp_rank):
+                break
 
     async def _warm(self, job: Job, path: WarmPath, dp_rank: int | None) -> bool:
-        """Brings a path in; False where something ends the work on this rank, which the job's detail names.
+        """Brings a path in, or what the server takes of it; False where something ends the work on this rank.
+        The job's detail names what was in the way.
 
         Args:
             dp_rank: data-parallel rank; None where there is one only.
@@ -193,7 +189,11 @@ class Prewarmer:
                     job.detail = "no free room is left"
                     return False
                 began = time.monotonic()
-                found = await self._step(path, stop, dp_rank)
+                try:
+                    found = await self._step(path, stop, dp_rank)
+                except ValueError as refused:  # too long for this server, say
+                    self._refuse(job, len(path.token_ids) - position, str(refused))
+                    return True
                 self._steps.took(time.monotonic() - began)
             self._account(job, position, stop, found)
             position = stop
@@ -237,6 +237,12 @@ class Prewarmer:
         if facts["finish_reason"]["type"] == "abort":
             raise ValueError(facts["finish_reason"].get("message", "the server refused"))
         return facts.get("cached_tokens_details") or {"device": facts.get("cached_tokens", 0)}
+
+    def _refuse(self, job: Job, tokens: int, problem: str) -> None:
+        job.detail = problem
+        job.refused_tokens += tokens
+        count("prewarm_refused_tokens_total", amount=tokens)
+        logger.info("KV importance pre-warm %s: %s", job.job_id, problem)
 
     def _account(self, job: Job, position: int, stop: int, found: dict[str, int]) -> None:
         rest = stop - position
