@@ -7,14 +7,17 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sglang  # noqa: F401  # first: with it come the shims
+from sglang.srt.configs.model_config import ModelConfig
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.options.tiered_options import TieredOptions
+from sglang_importance.launch.launcher import _model_refusals
 from sglang_importance.storage import store_launch
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -99,6 +102,7 @@ def test_a_file_of_settings_that_cannot_be_read_is_one_line(tmp_path: Path, name
         ({"hicache_storage_backend": "dynamic"}, "needs backend_name, module_path, class_name"),
         ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
         ({"pp_size": 2}, "use --pp-size 1"),
+        ({"nnodes": 2}, "use --nnodes 1"),
         ({"hicache_storage_backend_extra_config": "[1]"}, "correct it"),
         ({"hicache_storage_backend_extra_config": "{"}, "correct it"),
     ],
@@ -110,6 +114,27 @@ def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], 
         )
     (line,) = refused.value.reasons
     assert cure in line
+
+
+@pytest.mark.parametrize(
+    ("facts", "mode"),
+    [
+        ({}, None),
+        ({"is_multimodal": True}, "multimodal models"),
+        ({"is_encoder_decoder": True}, "encoder-decoder models"),
+        ({"is_generation": False}, "embedding and reward models"),
+    ],
+)
+def test_stock_sglang_with_a_store_refuses_models_that_no_test_has_run(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, bool], mode: str | None
+) -> None:
+    text = {"is_multimodal": False, "is_encoder_decoder": False, "is_generation": True}
+    config = SimpleNamespace(**{**text, **facts})
+    monkeypatch.setattr(ModelConfig, "from_server_args", lambda args: config)
+    options = ImportanceOptions(policy="default", store=StoreOptions(directory="store"))
+    lines = _model_refusals(None, options)
+    assert len(lines) == (mode is not None)
+    assert all(f"does not support {mode}: serve a text model" in line for line in lines)
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

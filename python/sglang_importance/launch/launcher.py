@@ -28,7 +28,7 @@ from sglang_importance.launch.preflight import check_control, check_inputs
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
-from sglang_importance.storage.store_launch import mount, store_refusals
+from sglang_importance.storage.store_launch import mount, store_model_refusals, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
 from sglang_importance.upstream.server_options import attach_options, importance_options, store_options
@@ -116,7 +116,9 @@ def _model_refusals(server_args: Any, options: ImportanceOptions) -> list[str]:
     """What the model's config tells; a scheduler asks again once it is loaded."""
     from sglang.srt.configs.model_config import ModelConfig
 
-    return [] if options.is_stock else config_refusals(ModelConfig.from_server_args(server_args), options)
+    config = ModelConfig.from_server_args(server_args)
+    # Without a policy of ours there is a store.
+    return store_model_refusals(config) if options.is_stock else config_refusals(config, options)
 
 
 def _launch(folder: Path, launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:

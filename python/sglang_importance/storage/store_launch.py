@@ -22,6 +22,7 @@ from sglang_importance.upstream.hooks import install_hooks, is_applied
 from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.managers.scheduler import Scheduler
 
 
@@ -32,6 +33,7 @@ _DYNAMIC_SETTINGS = ("backend_name", "module_path", "class_name", "interface_v1"
 
 # Field of sglang's arguments -> what it switches on, whether a value does, and the cure.
 _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "nnodes": ("several nodes", lambda value: (value or 1) > 1, "use --nnodes 1"),
     "pp_size": ("pipeline parallelism", lambda value: (value or 1) > 1, "use --pp-size 1"),
     "speculative_algorithm": ("speculative decoding", bool, "drop --speculative-algorithm"),
     "enable_memory_saver": ("releasing memory at run time", bool, "drop --enable-memory-saver"),
@@ -59,6 +61,21 @@ def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if refuses(getattr(args, field, None)):
             lines.append(f"{flag} does not support {mode}: {cure}, or drop {flag}")
     return lines
+
+
+def store_model_refusals(config: ModelConfig) -> list[str]:
+    """One line for each reason why a model cannot run with a store under sglang's own policies.
+
+    The key of a page names an image by 30 bits of its hash: another one may be served from its page.
+    """
+    found = {
+        "multimodal models": config.is_multimodal,
+        "encoder-decoder models": config.is_encoder_decoder,
+        "embedding and reward models": not config.is_generation,
+    }
+    flag = name_of("store.directory")
+    cure = f"serve a text model that generates, or drop {flag}"
+    return [f"{flag} does not support {mode}: {cure}" for mode, on in found.items() if on]
 
 
 def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
