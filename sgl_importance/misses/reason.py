@@ -81,7 +81,8 @@ class Fate(NamedTuple):
         tier: of EVICTED and STORAGE: that gave up the last copy. Of SESSION_OVER: that had it when it was
             given back; STORAGE where that keeps it, until its own budget removes it.
         room: of EVICTED, SESSION_OVER and STORAGE: for whom.
-        reuse: of EVICTED, SESSION_OVER and STORAGE: predicted P(asked for again soon), in [0, 1].
+        reuse: of EVICTED, SESSION_OVER and STORAGE: reuses per admitted request that keeping it could have
+            earned, by the prediction that ranked it; 0 of what its session went on without.
     """
 
     reason: Reason

@@ -159,10 +159,14 @@ class ImportancePolicy:
         reuse_class, since = self._rank(None, node)
         return self.index.probability(reuse_class, self.clock - since)
 
+    def reuse_rate(self, tier: Tier | None, node: NodeMetadata) -> float:
+        """Reuses per admitted request that keeping the node on the tier can earn."""
+        reuse_class, since = self._rank(tier, node)
+        return self.index.index(reuse_class, self.clock - since)
+
     def loss(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
         """Seconds lost per KV byte freed and admitted request by evicting the node from the tier."""
-        reuse_class, since = self._rank(tier, node)
-        return self.index.index(reuse_class, self.clock - since) * self.value(tier, node, below=below)
+        return self.reuse_rate(tier, node) * self.value(tier, node, below=below)
 
     def state_loss(self, node: NodeMetadata, *, below: Tier | None, is_passed: bool) -> float:
         """Loss by giving up the state of linear attention at the node's end, on the device.

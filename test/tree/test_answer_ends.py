@@ -11,6 +11,7 @@ import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
@@ -29,6 +30,7 @@ from sglang_importance.observe.recorder import Recorder
 from sglang_importance.operations.parsed_answers import answered
 from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.placement.answer_ends import AnswerEnds
+from sglang_importance.upstream.request_record import record_of
 
 from support.drivers.ledgered_tree import prewarm, start, weights_loaded
 from support.drivers.shadowed_tree import settle, shadowed
@@ -275,6 +277,29 @@ def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
     answered(driver.cache, {"ends": {request.rid: int(AnswerEnd.END_OF_TURN)}})
     assert turn.turn_class > before
     driver.cache.sanity_check()
+
+
+def test_an_account_of_misses_has_the_prediction_by_which_a_node_was_evicted() -> None:
+    """A session goes on without its answer, so that this earns nothing, whatever others of its class do."""
+    driver = tool_server(TreeDriver())
+    component = driver.component
+    first = serve(driver, prompt(0, 3), calls=True)
+    whole = [*first.origin_input_ids, *first.output_ids]
+    serve(driver, [*prompt(0, 3), *prompt(500, 1)], calls=True)
+    *_, (_, answer) = path_of(driver, whole)
+    assert answer.ranking_turn is not None
+    assert not answer.ranking_turn.is_open
+    policy = component.state.policy
+    assert policy.reuse.index(answer.reuse_class, policy.clock - answer.last_access) > 0
+    driver.evict(10**6)
+    missed = serve(driver, whole, calls=True)
+    accounted = record_of(missed).misses
+    assert accounted is not None
+    lost = [part.fate for part in accounted.account.parts if part.fate is not None]
+    assert {fate.reason for fate in lost} == {Reason.EVICTED}
+    assert [fate.reuse == 0 for fate in lost] == [False, True], (
+        "the prompt, which the session kept, and the answer"
+    )
 
 
 @pytest.mark.parametrize("seed", rest_nightly(range(3)))

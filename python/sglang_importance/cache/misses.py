@@ -188,9 +188,11 @@ class Misses:
     @_noted
     def removed(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> tuple[Any, ...]:
         """A node leaves the tree."""
+        policy = self._state.policy
         is_given_back = metadata.is_given_back  # its session may be closed later
-        now = self._state.policy.clock, time.time()
-        return self._removed, node.id, metadata, is_given_back, self.need.room(), now
+        reuse = policy.reuse_rate(metadata.evicted_from, metadata)  # and its turn may go on
+        now = policy.clock, time.time()
+        return self._removed, node.id, metadata, is_given_back, reuse, self.need.room(), now
 
     def _removed(
         self,
@@ -198,6 +200,7 @@ class Misses:
         node_id: int,
         metadata: NodeMetadata,
         is_given_back: bool,
+        reuse: float,
         room: Room,
         now: tuple[int, float],
     ) -> None:
@@ -208,14 +211,7 @@ class Misses:
             tier = Tier.STORAGE if metadata.in_storage else tier
         elif metadata.in_storage:
             reason = Reason.STORAGE
-        fate = Fate(
-            reason=reason,
-            clock=clock,
-            time=seconds,
-            tier=tier,
-            room=room,
-            reuse=self._state.policy.reuse.index(metadata.reuse_class, clock - metadata.last_access),
-        )
+        fate = Fate(reason=reason, clock=clock, time=seconds, tier=tier, room=room, reuse=reuse)
         memory.gone(self._ends.pop(node_id), metadata.tokens, fate)
 
     @_noted
