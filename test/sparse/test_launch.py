@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options.importance_options import ImportanceOptions
@@ -18,9 +21,10 @@ from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
-from sglang_importance.sparse.install import _tiered_pool
+from sglang_importance.sparse.install import HOOKS, _tiered_pool
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 from sglang_importance.storage.store_launch import TIERED_STAGING_RATIO, mount, store_refusals
+from sglang_importance.upstream.hooks import install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
 
 TIERED = ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
@@ -93,6 +97,25 @@ def test_no_pool_is_built_of_keys_and_values_of_different_sizes() -> None:
     configurator = SimpleNamespace(kv_cache_dtype=torch.bfloat16, model_config=heads)
     with pytest.raises(LaunchRefused, match="keys and values differ in size: use --kv-residency full"):
         _tiered_pool(pytest.fail, configurator, max_total_num_tokens=64)  # type: ignore[arg-type]
+
+
+def test_no_model_writes_pages_in_the_kernel_of_rope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where such models would write bfloat16 to the host's buffers and not to frames."""
+    from sglang.srt.models import qwen3_moe, utils
+
+    fused = "enable_fused_set_kv_buffer"
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    for module in (utils, qwen3_moe):
+        monkeypatch.setattr(module, fused, getattr(module, fused))  # as before, after the test
+    monkeypatch.setattr(utils, "_is_cuda", True)
+    monkeypatch.setattr(utils, "is_cp_active", lambda _: False)
+    pool = SimpleNamespace(dtype=torch.bfloat16)
+    context = ForwardContext(attn_backend=SimpleNamespace(token_to_kv_pool=pool))  # type: ignore[arg-type]
+    with forward_context(context):
+        assert qwen3_moe.enable_fused_set_kv_buffer(SimpleNamespace()), "stock writes elsewhere"
+        install_hooks({target: hook for target, hook in HOOKS.items() if target.endswith(fused)})
+        assert not qwen3_moe.enable_fused_set_kv_buffer(SimpleNamespace())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])

@@ -33,7 +33,7 @@ from sglang_importance.sparse.pool import TieredKVPool, continue_by_whole_pages,
 from sglang_importance.sparse.selections import Selections
 from sglang_importance.sparse.selector_calibration import key_statistics
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
-from sglang_importance.upstream.hooks import HookType, install_hooks
+from sglang_importance.upstream.hooks import Hook, HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends, importance_options
 
@@ -53,15 +53,7 @@ _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 
 def install_before_scheduler(options: ImportanceOptions) -> None:
     """Hooks the making of pool, allocator and attention. For a process whose scheduler is not built yet."""
-    install_hooks(
-        {
-            f"{_CONFIGURATOR}._profile_available_bytes": (_host_bytes, HookType.AROUND),
-            f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
-            f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
-            f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_tiered_allocator, HookType.AROUND),
-            CAN_RUN_GRAPH: (can_run_graph, HookType.AROUND),
-        }
-    )
+    install_hooks(HOOKS)
 
     def create_backend(model_runner: ModelRunner, *, emits: bool) -> AttentionBackend:
         chooser, selecting = _choosing(model_runner, options) if options.is_sparse else (None, [])
@@ -74,6 +66,14 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
 
     register_attention_backend("torch_native")(partial(create_backend, emits=options.source != NONE))
     register_attention_backend("triton")(partial(create_backend, emits=False))
+
+
+def _writes_no_kv_with_rope(_enable: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
+    """Models that can write KV in the kernel of RoPE leave it to attention, which knows the device's pages.
+
+    Theirs would go to the pool's buffers: host memory, at places where only complete pages lie.
+    """
+    return False
 
 
 def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, *args: Any) -> int:
@@ -214,6 +214,17 @@ def _tiered_allocator(
     forget_freed_pages(allocator, token_to_kv_pool.slots)
     continue_by_whole_pages(allocator)
     return allocator
+
+
+HOOKS: dict[str, Hook] = {
+    f"{_CONFIGURATOR}._profile_available_bytes": (_host_bytes, HookType.AROUND),
+    f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
+    f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
+    f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_tiered_allocator, HookType.AROUND),
+    "sglang.srt.models.utils.enable_fused_set_kv_buffer": (_writes_no_kv_with_rope, HookType.AROUND),
+    CAN_RUN_GRAPH: (can_run_graph, HookType.AROUND),
+}
+"""Of a scheduler whose pages are tiered."""
 
 
 def _options(configurator: KVCacheConfigurator) -> ImportanceOptions:
