@@ -36,9 +36,6 @@ class PageIndex:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, node: NodeMetadata) -> bool:
-        return node in self._digests
-
     def clear(self) -> None:
         self._places.clear()
         self._digests.clear()

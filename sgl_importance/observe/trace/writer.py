@@ -48,11 +48,6 @@ class TraceWriter:
         )
         self._worker.start()
 
-    @property
-    def dropped(self) -> int:
-        """Records that did not fit the queue, or came after the end of the writing."""
-        return self._worker.dropped
-
     def put(self, record: Record, sequence: TokenSequence | None = None) -> bool:
         """Hands a record over; False where it was dropped.
 
