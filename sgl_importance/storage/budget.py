@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 PAGE_SUFFIX = ".page"
 UNFINISHED_SUFFIX = ".tmp"
+IDENTITY_FILE = "identity.json"
+"""Says in the folder of a model's pages, for people, which model that is."""
 UNFINISHED_SECONDS = 60.0
 AHEAD_SECONDS = 3600.0
 """By which clocks of machines on one directory may differ; a wrong clock set a date that is further ahead."""
@@ -169,7 +171,20 @@ def evict(
         if file.is_page and delete(file.path, on_failure):
             left -= file.size
             deleted += 1
+    remove_bare_folders(pages)
     return left, deleted
+
+
+def remove_bare_folders(pages: Path) -> None:
+    """Removes the folders of models that have no page any more; who stores one again makes it again."""
+    with suppress(OSError):
+        for folder in pages.iterdir():
+            with suppress(OSError):  # it is not ours, or a page has just come
+                with os.scandir(folder) as entries:
+                    first = [entry.name for entry in islice(entries, 2)]
+                if first == [IDENTITY_FILE]:
+                    (folder / IDENTITY_FILE).unlink()
+                    folder.rmdir()
 
 
 class Budget:

@@ -15,11 +15,19 @@ import numpy as np
 
 from sgl_importance.errors import ImportanceError
 from sgl_importance.json_text import BadJson, read_json
-from sgl_importance.storage.budget import StoredFile, delete, delete_abandoned, evict, scan
+from sgl_importance.storage.budget import (
+    IDENTITY_FILE,
+    StoredFile,
+    delete,
+    delete_abandoned,
+    evict,
+    remove_bare_folders,
+    scan,
+)
 from sgl_importance.storage.checksum import crc32c
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged, decode_header
 from sgl_importance.storage.regular import NotRegular, open_regular
-from sgl_importance.storage.store import IDENTITY_FILE, set_aside
+from sgl_importance.storage.store import set_aside
 
 Advance = Callable[[int], None]
 SECONDS_PER_DAY = 86_400
@@ -184,6 +192,7 @@ def collect(
     # Without a limit nothing goes: not as much as servers have written since ``files`` were found either.
     limit = sys.maxsize if limit is None else limit
     result.bytes_left, result.evicted_pages = evict(directory / "pages", limit, on_failure=keep)
+    remove_bare_folders(directory / "pages")
     result.undeletable = len(stayed)
     return result
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, Budget, use_time
+from sgl_importance.storage.budget import IDENTITY_FILE, PAGE_SUFFIX, UNFINISHED_SUFFIX, Budget, use_time
 from sgl_importance.storage.page_record import (
     HEADER_BYTES,
     MissReason,
@@ -31,7 +31,6 @@ from sgl_importance.storage.pages import UNREADABLE, PageByPage
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store_counters import StoreCounters
 
-IDENTITY_FILE = "identity.json"
 QUARANTINED_FILES = 64
 
 
@@ -55,13 +54,16 @@ class PageStore(PageByPage):
         self.pages = directory / "pages"
         self._root = str(self.pages)
         self.quarantine = directory / "quarantine"
+        self._facts: dict[str, str] = {}
         self._budget = Budget(self.pages, budget_bytes, ranks=ranks)
         self.counters = counters
         check_writable(directory)
 
     def describe(self, identity: bytes, facts: str) -> None:
         """Keeps beside an identity's pages what it stands for, as JSON, for people."""
-        describe_identity(self._folder(identity), facts)
+        folder = self._folder(identity)
+        self._facts[str(folder)] = facts
+        describe_identity(folder, facts)
 
     def clear(self) -> None:
         """Deletes the pages of all servers and models on the directory."""
@@ -145,6 +147,8 @@ class PageStore(PageByPage):
                 self.counters.add("lost_directories")
             os.makedirs(folder, exist_ok=True)
             file = os.open(unfinished, flags, 0o644)
+            if folder in self._facts:
+                describe_identity(Path(folder), self._facts[folder])
         try:
             try:
                 written = os.writev(file, [header, body.data])

@@ -222,6 +222,23 @@ def test_a_look_reads_few_sizes(tmp_path: Path, scans: list[Path]) -> None:
     assert scans == []
 
 
+def test_folders_of_models_without_pages_go(tmp_path: Path) -> None:
+    store = full_store(tmp_path, foreign=5)
+    for identity in (OURS, THEIRS):
+        store.describe(identity, '{"weights": "w"}')
+    ours, theirs = (store.pages / identity.hex() for identity in (OURS, THEIRS))
+    for number in range(PAGES):
+        assert store.write(OURS, f"new{number}", BODY, depth=0, moment=time.time_ns() + number)
+    assert not theirs.exists()
+    # Whoever stores a page again says again what it is of.
+    assert store.write(THEIRS, "again", BODY, depth=0, moment=time.time_ns())
+    assert (theirs / "identity.json").read_text() == '{"weights": "w"}\n'
+    for file in ours.glob("*.page"):
+        file.unlink()
+    collect(tmp_path, files=files_of(tmp_path), limit=None, unused_days=None, advance=lambda size: None)
+    assert (ours.exists(), theirs.exists()) == (False, True)
+
+
 def test_gc_goes_on_and_says_what_stayed(tmp_path: Path, denied: Denied) -> None:
     store = full_store(tmp_path, foreign=3)
     left = store.path(THEIRS, "old0").with_name("left.tmp")
