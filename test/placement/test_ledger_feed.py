@@ -15,12 +15,13 @@ from sgl_importance.placement.ledger import ledger_writer
 from sgl_importance.placement.ledger.ledger import Ledger
 from sgl_importance.placement.ledger.ledger_database import LedgerDamaged
 from sgl_importance.placement.ledger.ledger_writer import Visit
+from sgl_importance.placement.pins.pin import Pin
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
 from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm, prewarm_from_ledger, serve, start
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
-from support.waiting import HANG_SECONDS
+from support.waiting import HANG_SECONDS, wait_until
 from support.workloads.ledger_rows import open_ledger
 
 pytestmark = pytest.mark.usefixtures("weights")
@@ -185,6 +186,24 @@ def test_nothing_is_written_while_other_weights_are_in_memory(tmp_path: Path, mo
     ledger.close()
 
 
+def test_no_pin_survives_while_other_weights_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that ends meanwhile leaves the ledger all the same."""
+    monkeypatch.setattr(ledger_writer, "BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(ledger_writer, "ANSWER_SECONDS", HANG_SECONDS)
+    feed = start(tmp_path / "l.sqlite").component.ledger
+    ended, kept, new = (Pin(name, array("q", range(4 * PAGE))) for name in ("ended", "kept", "new"))
+    feed.keep_pins([ended, kept])
+    wait_until(lambda: feed.surviving_pins() == {"ended", "kept"})
+    monkeypatch.setattr(WATCH, "current", Weights("other", "v", "config", True))
+    assert feed.surviving_pins() == frozenset()
+    feed.keep_pins([kept, new])
+    monkeypatch.setattr(WATCH, "current", WEIGHTS)
+    wait_until(lambda: feed.surviving_pins() == {"kept"})
+    feed.keep_pins([kept, new])
+    wait_until(lambda: feed.surviving_pins() == {"kept", "new"})
+    feed.close()
+
+
 def test_cut_nodes_are_not_held_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Neither while other weights are in memory nor after learning has failed: nobody would take them."""
     driver = start(tmp_path / "l.sqlite")
@@ -231,6 +250,7 @@ def test_a_fault_does_not_wait_for_a_write_that_takes_long(tmp_path: Path, monke
     may_write.set()  # only now: a fault that waited for the write would have failed it
     assert not faults.is_learning
     assert not driver.component.ledger._writer.put(Visit((), 1, None, None))
+    assert not driver.component.ledger.describe()["is_written"]
     driver.component.ledger._writer.close()
     ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
     assert len(ledger) == len(list(driver.all_nodes()))

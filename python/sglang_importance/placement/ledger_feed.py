@@ -93,8 +93,10 @@ class LedgerFeed:
         atexit.register(self._writer.close)
 
     def keep_pins(self, pins: Iterable[Pin]) -> None:
-        """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept."""
-        wanted = [pin for pin in pins if self.keeps_token_ids or self._writer.keeps(pin)]
+        """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept, or
+        while other weights are in memory."""
+        takes_new = self.keeps_token_ids and self._has_its_weights()
+        wanted = [pin for pin in pins if takes_new or self._writer.keeps(pin)]
         self._writer.keep_pins(wanted, self._policy.clock)
 
     def describe(self) -> dict[str, Any]:
@@ -111,8 +113,11 @@ class LedgerFeed:
         return self._writer.lost
 
     def surviving_pins(self) -> frozenset[str]:
-        """Names of the pins that a server which started now would find."""
-        return self._writer.surviving_pins()
+        """Names of the pins that a server which started now, with the weights in memory, would find."""
+        return self._writer.surviving_pins() if self._has_its_weights() else frozenset()
+
+    def _has_its_weights(self) -> bool:
+        return WATCH.current is not None and WATCH.current.fingerprint == self._fingerprint
 
     def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
         """A request has finished on this path from the root."""

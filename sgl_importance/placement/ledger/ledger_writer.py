@@ -124,8 +124,8 @@ class LedgerWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the last write succeeded, as far as the writer knows."""
-        return not (self._has_warned or self._worker.has_failed)
+        """Whether the last write succeeded, as far as the writer knows, and others may follow."""
+        return not (self._has_warned or self._worker.is_closing)
 
     @property
     def kept_pins(self) -> frozenset[str]:
