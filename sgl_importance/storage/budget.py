@@ -198,20 +198,11 @@ class Budget:
         pages: folder of the store's pages.
         limit: bytes.
         ranks: of this server, which write there.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        pages: Path,
-        limit: int,
-        *,
-        ranks: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, pages: Path, limit: int, *, ranks: int = 1) -> None:
         self.limit = limit
         self._ranks = ranks
-        self._clock = clock
         self._pages = pages
         self._lock = threading.Lock()
         self._used: int | None = None
@@ -238,12 +229,12 @@ class Budget:
             return None
         with self._lock:
             full = self._used is None or self._used > room
-            if full and self._clock() < self._retry_at:
+            if full and time.monotonic() < self._retry_at:
                 raise self._refusal()
             if full or self._admitted_since_look + size > share:
                 self._used = self._look(room)
                 if self._used > room:
-                    self._retry_at = self._clock() + RETRY_SECONDS
+                    self._retry_at = time.monotonic() + RETRY_SECONDS
                     raise self._refusal()
             assert self._used is not None
             self._used += size

@@ -98,11 +98,16 @@ def test_our_own_pages_go_where_a_foreign_one_cannot(
 
 
 def test_a_full_store_that_cannot_evict_scans_once_in_a_while(
-    tmp_path: Path, denied: Denied, scans: list[Path], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    denied: Denied,
+    scans: list[Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = full_store(tmp_path, foreign=0)
     now = 100.0
-    kept = Budget(store.pages, store_bytes := PAGES * RECORD_BYTES, clock=lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    kept = Budget(store.pages, store_bytes := PAGES * RECORD_BYTES)
     denied.code, denied.denies = errno.EROFS, lambda path: True
     scans.clear()
     for attempt in range(5):
@@ -143,7 +148,7 @@ def test_files_that_are_being_written_take_the_budget(tmp_path: Path, scans: lis
     folder = tmp_path / "pages" / OURS.hex()
     folder.mkdir(parents=True)
     (folder / "new.tmp").write_bytes(bytes(2 * RECORD_BYTES))
-    kept = Budget(tmp_path / "pages", 2 * RECORD_BYTES, clock=lambda: 0.0)
+    kept = Budget(tmp_path / "pages", 2 * RECORD_BYTES)
     for _ in range(3):
         with pytest.raises(OSError, match="being written") as refused:
             kept.admit(RECORD_BYTES)
@@ -153,7 +158,7 @@ def test_files_that_are_being_written_take_the_budget(tmp_path: Path, scans: lis
 
 def test_what_others_filled_meanwhile_is_no_room(tmp_path: Path, denied: Denied) -> None:
     """Seen by the scan that is due after a while, not by one for want of room."""
-    kept = Budget(tmp_path / "pages", PAGES * RECORD_BYTES, clock=lambda: 0.0)
+    kept = Budget(tmp_path / "pages", PAGES * RECORD_BYTES)
     assert [kept.admit(RECORD_BYTES) for _ in range(2)] == [0, 0]
     full_store(tmp_path, foreign=PAGES)
     denied.denies = lambda path: True
@@ -194,7 +199,7 @@ def test_a_page_for_each_rank_is_the_least_bound(tmp_path: Path) -> None:
 
 def test_what_is_on_its_way_takes_room(tmp_path: Path) -> None:
     """Two threads write: what one has reserved is not on the disk when the other looks."""
-    kept = Budget(tmp_path / "pages", 2 * RECORD_BYTES, clock=lambda: 0.0)
+    kept = Budget(tmp_path / "pages", 2 * RECORD_BYTES)
     assert kept.admit(RECORD_BYTES) == kept.admit(RECORD_BYTES) == 0
     with pytest.raises(OSError, match="being written"):
         kept.admit(RECORD_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.page_mover import Point
 from sgl_importance.storage.tier_chain.ranking import LruRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
+from sgl_importance.storage.tier_chain.tier_file import TierSpec
 
 from support.record_backend import FolderBackend
 
@@ -81,6 +83,11 @@ def open_chain(
     return TierChain(
         members, page_bytes=PAGE_BYTES, ranking=ranking, counters=TierCounters(), at=at, clock=clock
     )
+
+
+def no_backend(spec: TierSpec, size: int, owner: str) -> NoReturn:
+    """For chains without a tier of kind ``hicache``."""
+    raise AssertionError(spec)
 
 
 def keys_of(session: str, pages: int) -> list[str]:

@@ -39,6 +39,8 @@ HOLD_SECONDS = 1.0
 """For which a promotion keeps others from changing places, or for as long as one page takes."""
 GIVE_WAY_SECONDS = 0.001
 """Between two such times; a lock goes to whoever asks first, not to whoever waits."""
+RECOMPUTE_SECONDS = 1e3
+"""Of a page: dearer than to fetch it from any tier."""
 
 
 class SequenceVisit(NamedTuple):
@@ -58,7 +60,6 @@ class TierChain:
         ranking: of the pages, which are numbered here.
         counters: of the tiers.
         move_bytes_per_second: most that moves may write into each tier.
-        recompute_seconds: to compute a page again; inf where that is always dearer than to fetch it.
         visits: what was learnt since the last call, for a ``ReuseRanking``.
         at: called at each ``Point`` of a move.
         clock: seconds.
@@ -74,7 +75,6 @@ class TierChain:
         ranking: Ranking,
         counters: TierCounters,
         move_bytes_per_second: float = inf,
-        recompute_seconds: float = 1e3,
         visits: Callable[[], Iterable[SequenceVisit]] = tuple,
         at: Callable[[Point], None] = lambda point: None,
         clock: Callable[[], float] = time.monotonic,
@@ -91,7 +91,7 @@ class TierChain:
         self._changing_since: float | None = None
         self._placement = Placement(
             TierRooms([member.pages for member in members]),
-            fetch_seconds([member.cost for member in members], page_bytes, recompute=recompute_seconds),
+            fetch_seconds([member.cost for member in members], page_bytes, recompute=RECOMPUTE_SECONDS),
             ranking,
             page_bytes=page_bytes,
             budget=MoveBudget(len(members), move_bytes_per_second, page_bytes=page_bytes),

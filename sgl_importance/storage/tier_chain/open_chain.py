@@ -74,7 +74,7 @@ class OpenChain:
         make_ranking: makes the ranking for so many tiers.
         counters: of the tiers.
         visits: as for ``TierChain``.
-        open_backend: for tiers of kind ``hicache``; None where there is no sglang.
+        open_backend: for tiers of kind ``hicache``.
 
     Raises:
         ChainError: a tier cannot be used.
@@ -88,8 +88,8 @@ class OpenChain:
         page_bytes: int,
         make_ranking: Callable[[int], Ranking],
         counters: TierCounters,
+        open_backend: OpenBackend,
         visits: Callable[[], Iterable[SequenceVisit]] = tuple,
-        open_backend: OpenBackend | None = None,
     ) -> None:
         size = record_bytes(page_bytes)
         self._open_backend = open_backend
@@ -153,9 +153,7 @@ class OpenChain:
         return ChainMember(spec.name, spec.kind.value, tier, pages, cost)
 
 
-def open_tier(
-    spec: TierSpec, owner: str, size: int, pages: int, open_backend: OpenBackend | None = None
-) -> StorageTier:
+def open_tier(spec: TierSpec, owner: str, size: int, pages: int, open_backend: OpenBackend) -> StorageTier:
     """
     Raises:
         OSError: it cannot be opened.
@@ -178,10 +176,6 @@ def open_tier(
             )
             tier = MooncakeTier(rank_folder(spec, owner), size, client)
         case TierKind.HICACHE:
-            if open_backend is None:
-                raise ChainError(
-                    f"tier {spec.name}: backends of HiCache are sglang's: start a server with it"
-                )
             index = RecordIndex(rank_folder(spec, owner))
             try:
                 backend = open_backend(spec, size, index.prefix)

@@ -21,14 +21,9 @@ from sgl_importance.storage.tier_chain.kinds.tier_record import (
     record_bytes,
 )
 from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, measure_reads
-from sgl_importance.storage.tier_chain.open_chain import OpenChain
-from sgl_importance.storage.tier_chain.ranking import LruRanking
-from sgl_importance.storage.tier_chain.tier_counters import TierCounters
-from sgl_importance.storage.tier_chain.tier_file import parse_tiers
 
 from support.record_backend import FolderBackend
 from support.tier_chains import MODEL, keys_of, open_chain, write, wrong_pages
-from support.tier_chains import PAGE_BYTES as CHAIN_PAGE_BYTES
 from support.tier_chains import SIZE as CHAIN_SIZE
 
 PAGE_BYTES = 5000
@@ -295,17 +290,3 @@ def test_a_damaged_copy_below_does_not_stop_those_that_come_down(
     assert chain.counters["damaged_pages"] == 1
     assert wrong_pages(chain, keys_of("j", 1)) == []
     assert chain.snapshot()[1]["state"] == "in use"
-
-
-def test_without_sglang_the_file_can_be_read_but_not_opened(tmp_path: Path) -> None:
-    spec = parse_tiers(
-        f'[[tier]]\nkind = "hicache"\nbackend = "file"\ncapacity = "1MB"\nfolder = "{tmp_path / "x"}"\n'
-    )
-    with pytest.raises(OSError, match="backends of HiCache are sglang's"):
-        OpenChain(
-            spec,
-            owner="tp0",
-            page_bytes=CHAIN_PAGE_BYTES,
-            make_ranking=LruRanking,
-            counters=TierCounters(),
-        )

@@ -162,6 +162,7 @@ def test_a_chain_that_cannot_be_opened_keeps_no_client(
             page_bytes=PAGE_BYTES,
             make_ranking=LruRanking,
             counters=TierCounters(),
+            open_backend=tier_chains.no_backend,
         )
     assert closed == [store]
 
@@ -241,6 +242,7 @@ def test_a_chain_over_a_real_store_outlives_its_node_and_its_master(
             page_bytes=tier_chains.PAGE_BYTES,
             make_ranking=LruRanking,
             counters=TierCounters(),
+            open_backend=tier_chains.no_backend,
         )
 
     keys = tier_chains.keys_of("a", 12)

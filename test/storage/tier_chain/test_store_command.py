@@ -30,7 +30,7 @@ from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_file import parse_tiers
 
 from support.record_backend import FolderBackend
-from support.tier_chains import MODEL, PAGE_BYTES, SIZE, body_of, keys_of, write
+from support.tier_chains import MODEL, PAGE_BYTES, SIZE, body_of, keys_of, no_backend, write
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def tiers(tmp_path: Path) -> Path:
         page_bytes=PAGE_BYTES,
         make_ranking=LruRanking,
         counters=TierCounters(),
+        open_backend=no_backend,
     )
     assert write(opened.chain, keys_of("a", 9)) == [True] * 9
     yield file

@@ -30,6 +30,7 @@ from support.tier_chains import (
     FullTier,
     body_of,
     keys_of,
+    no_backend,
     open_chain,
     write,
     wrong_pages,
@@ -48,6 +49,7 @@ def opened(folder: Path, tiers: dict[str, int]) -> OpenChain:
         page_bytes=PAGE_BYTES,
         make_ranking=LruRanking,
         counters=TierCounters(),
+        open_backend=no_backend,
     )
 
 
