@@ -108,6 +108,8 @@ def prompt_body(
 
 def read_text(flag: str, path: Path) -> str:
     """What a file of the operator holds; one that cannot be read ends the command with one line."""
+    if path == Path("-") and sys.stdin is None:
+        fail(f"{flag}: standard input is closed: name a file")
     try:
         return sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
     except OSError as error:

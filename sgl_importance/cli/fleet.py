@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,8 +91,17 @@ def ask_all(
         finally:
             advance()
 
-    with ThreadPoolExecutor(max_workers=max(len(asked), 1)) as pool:
-        return list(pool.map(one, asked))
+    def run(each: S, answer: Future[T | ServerError]) -> None:
+        try:
+            answer.set_result(one(each))
+        except Exception as error:
+            answer.set_exception(error)
+
+    # Daemons, and nobody joins them: Ctrl-C waits for no server that hangs.
+    answers: list[Future[T | ServerError]] = [Future() for _ in asked]
+    for each, answer in zip(asked, answers, strict=True):
+        threading.Thread(target=run, args=(each, answer), daemon=True).start()
+    return [answer.result() for answer in answers]
 
 
 def ask_servers(

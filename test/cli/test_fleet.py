@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.cli.fleet import Member, pins_together, summary_of, together
+from sgl_importance.cli.fleet import Member, ask_all, pins_together, summary_of, together
 from sgl_importance.cli.fleet_command import app
 from sgl_importance.cli.server_client import Server
+
+from support.waiting import HANG_SECONDS
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -80,3 +86,29 @@ def test_addresses_alone_are_shown_and_each_once() -> None:
         assert result.stderr.startswith(f"error: no server at {url}")
     two = CliRunner().invoke(app, [url, "http://127.0.0.1:10"])
     assert two.stderr.startswith("error: none of 2 servers")
+
+
+def test_an_interrupt_waits_for_no_server_that_hangs() -> None:
+    answered, hang = threading.Event(), threading.Event()
+
+    def question(server: str) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        time.sleep(0.2)  # it waits for the answer by then
+        signal.pthread_kill(main, signal.SIGINT)
+        hang.wait(HANG_SECONDS)
+        answered.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's ``&``
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask_all(["hung"], question)
+        assert not answered.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        hang.set()
+
+
+def test_what_a_question_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ask_all([1, 0], lambda number: 1 // number)

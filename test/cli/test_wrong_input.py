@@ -149,6 +149,16 @@ def test_one_line_names_the_cure(
     assert out == ""
 
 
+@pytest.mark.parametrize("command", ["pin add --text-file -", "prewarm --messages -", "why --prompt -"])
+def test_a_closed_standard_input_is_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it after ``<&-``
+    assert run(command, monkeypatch) == 2
+    flag = command.split()[-2]
+    assert capsys.readouterr().err == f"error: {flag}: standard input is closed: name a file\n"
+
+
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "nonsense://x", "http://x:port"])
 @pytest.mark.parametrize(
     "command", ["pin list", "doctor --url http://x", "fleet http://x", "probe eval --n 1"]
