@@ -169,9 +169,6 @@ class PageStore(PageByPage):
         for depth, key in enumerate(keys):
             _touch(self._path(identity, page_digest(key)), use_time(moment, depth))
 
-    def path(self, identity: bytes, key: str) -> Path:
-        return Path(self._path(identity, page_digest(key)))
-
     def _path(self, identity: bytes, page: bytes) -> str:
         # A string: making a Path of several parts takes as long as reading a small page.
         return f"{self._root}/{identity.hex()}/{page.hex()}{PAGE_SUFFIX}"

@@ -25,6 +25,7 @@ from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 
+from support.page_files import page_file
 from support.waiting import wait_until
 
 PAGE_BYTES = 512
@@ -110,7 +111,7 @@ def test_what_a_killed_writer_left_goes_and_the_commands_go_on(
 ) -> None:
     store = PageStore(tmp_path, budget_bytes=1 << 20, counters=StoreCounters())
     store.write(MODEL, "a", np.zeros(PAGE_BYTES, np.uint8), depth=0, moment=time.time_ns())
-    store.path(MODEL, "a").with_name("left.tmp").write_bytes(b"x")
+    page_file(store, MODEL, "a").with_name("left.tmp").write_bytes(b"x")
     wall.seconds = seconds
     assert [file.is_page for file in delete_abandoned(list(scan(store.pages)))] == [True]
     assert summarize(tmp_path)["pages"] == 1

@@ -29,6 +29,8 @@ from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 
+from support.page_files import page_file
+
 MODEL = bytes(32)
 Lock = Callable[[Path], Path]
 
@@ -75,7 +77,7 @@ def test_a_store_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None:
 
 def test_what_a_store_holds_is_served_after_it_became_read_only(tmp_path: Path, read_only: Lock) -> None:
     store = filled_store(tmp_path / "store")
-    damaged = store.path(MODEL, "1")
+    damaged = page_file(store, MODEL, "1")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     read_only(tmp_path / "store")
     body = np.empty(64, np.uint8)

@@ -26,6 +26,7 @@ from sgl_importance.storage.store import IDENTITY_FILE, PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.tier_chain.store_command import app
 
+from support.page_files import page_file
 from support.waiting import HANG_SECONDS, wait_until
 
 PAGE_BYTES = 512
@@ -99,7 +100,7 @@ def test_a_page_that_is_no_file_is_set_aside_and_holds_no_thread(
     transfer = open_transfer(store, store.counters)
     keys = [f"key{number}" for number in range(40)]
     assert all(write(transfer, keys))
-    path = store.path(MODEL, keys[20])
+    path = page_file(store, MODEL, keys[20])
     path.unlink()
     stand_in(path)
     assert read(transfer, keys) == 20
@@ -117,7 +118,7 @@ def test_the_command_names_it_and_goes_on(tmp_path: Path, stand_in: Callable[[Pa
     store = open_store(tmp_path)
     for key in "abc":
         store.write(MODEL, key, body_of(key), depth=0, moment=time.time_ns())
-    path = store.path(MODEL, "b")
+    path = page_file(store, MODEL, "b")
     path.unlink()
     stand_in(path)
     os.mkfifo(path.with_name(IDENTITY_FILE))

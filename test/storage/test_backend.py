@@ -31,6 +31,7 @@ from support.host_pools import (
     pages_of,
     slots,
 )
+from support.page_files import page_file
 
 pytestmark = pytest.mark.usefixtures("watch")
 
@@ -343,7 +344,7 @@ def run_rank(rank: int, folder: Path, rendezvous: str, results: Any) -> None:
     backend.batch_set_v1(KEYS, slots(0))
     torch.distributed.barrier()
     identity = backend._current_identity(to_write=False)
-    path = backend._pages.path(identity, KEYS[BAD_PAGE[rank]])
+    path = page_file(backend._pages, identity, KEYS[BAD_PAGE[rank]])
     path.write_bytes(path.read_bytes()[:-1])
     got = backend.batch_get_v1(KEYS, slots(PAGES))
     own = all(map(torch.equal, pages_of(pool, 0, got.count(True)), pages_of(pool, PAGES, got.count(True))))

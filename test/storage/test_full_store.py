@@ -22,6 +22,8 @@ from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.tier_chain.store_command import app
 
+from support.page_files import page_file
+
 PAGE_BYTES = 512
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES
 PAGES = 20
@@ -80,7 +82,7 @@ def test_our_own_pages_go_where_a_foreign_one_cannot(
     tmp_path: Path, denied: Denied, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = full_store(tmp_path, foreign=3)
-    left = store.path(THEIRS, "old0").with_name("left.tmp")
+    left = page_file(store, THEIRS, "old0").with_name("left.tmp")
     left.write_bytes(b"x")
     os.utime(left, (1, 1))
     denied.denies = lambda path: path.parent.name == THEIRS.hex()
@@ -209,9 +211,9 @@ def test_counting_is_exact_for_pages_of_a_size_and_never_too_little(tmp_path: Pa
     """A page that a power failure has emptied stands for no other."""
     store = full_store(tmp_path, foreign=5)
     assert most_bytes(store.pages) == PAGES * RECORD_BYTES
-    os.truncate(store.path(OURS, "old7"), 0)
-    os.truncate(store.path(THEIRS, "old0"), 7)
-    store.path(OURS, "old7").with_name("new.tmp").write_bytes(b"xyz")
+    os.truncate(page_file(store, OURS, "old7"), 0)
+    os.truncate(page_file(store, THEIRS, "old0"), 7)
+    page_file(store, OURS, "old7").with_name("new.tmp").write_bytes(b"xyz")
     assert most_bytes(store.pages) == PAGES * RECORD_BYTES + 3
     assert most_bytes(tmp_path / "none") == 0
 
@@ -246,7 +248,7 @@ def test_folders_of_models_without_pages_go(tmp_path: Path) -> None:
 
 def test_gc_goes_on_and_says_what_stayed(tmp_path: Path, denied: Denied) -> None:
     store = full_store(tmp_path, foreign=3)
-    left = store.path(THEIRS, "old0").with_name("left.tmp")
+    left = page_file(store, THEIRS, "old0").with_name("left.tmp")
     left.write_bytes(b"x")
     os.utime(left, (1, 1))
     denied.denies = lambda path: path.parent.name == THEIRS.hex()

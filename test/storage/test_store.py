@@ -28,6 +28,7 @@ from sgl_importance.storage.store import QUARANTINED_FILES, PageStore, set_aside
 from sgl_importance.storage.store_counters import StoreCounters
 
 from support.nightly_cases import rest_nightly
+from support.page_files import page_file
 
 PAGE_BYTES = 512
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES
@@ -68,7 +69,7 @@ def test_reads_what_was_written_and_nothing_of_another_model(tmp_path: Path) -> 
 def test_a_damaged_page_is_set_aside_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
-    path = store.path(MODEL, "a")
+    path = page_file(store, MODEL, "a")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert reason_of_miss(store, "a") is MissReason.BODY
     assert reason_of_miss(store, "a") is MissReason.ABSENT
@@ -115,7 +116,7 @@ def test_the_quarantine_is_bounded(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for number in range(QUARANTINED_FILES + 5):
         store.write(MODEL, str(number), body_of("x"), depth=0, moment=NOW)
-        assert set_aside(store.path(MODEL, str(number)), store.quarantine, MissReason.BODY)
+        assert set_aside(page_file(store, MODEL, str(number)), store.quarantine, MissReason.BODY)
     assert len(list(store.quarantine.iterdir())) == QUARANTINED_FILES
 
 
@@ -124,7 +125,7 @@ def test_the_quarantine_is_bounded_beside_what_is_no_file(tmp_path: Path, what: 
     """The oldest there is a link that leads nowhere, or a folder."""
     store = open_store(tmp_path)
     store.write(MODEL, "strange", body_of("x"), depth=0, moment=NOW)
-    strange = store.path(MODEL, "strange")
+    strange = page_file(store, MODEL, "strange")
     strange.unlink()
     if what == "link":
         strange.symlink_to("nowhere")
@@ -133,7 +134,7 @@ def test_the_quarantine_is_bounded_beside_what_is_no_file(tmp_path: Path, what: 
     assert set_aside(strange, store.quarantine, MissReason.IO)
     for number in range(QUARANTINED_FILES + 5):
         store.write(MODEL, str(number), body_of("x"), depth=0, moment=NOW)
-        assert set_aside(store.path(MODEL, str(number)), store.quarantine, MissReason.BODY)
+        assert set_aside(page_file(store, MODEL, str(number)), store.quarantine, MissReason.BODY)
     assert len(list(store.quarantine.iterdir())) == QUARANTINED_FILES + (what == "folder")
 
 
@@ -149,7 +150,7 @@ def test_what_a_killed_writer_left_is_deleted_when_it_is_old(
 ) -> None:
     store = open_store(tmp_path)
     store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
-    unfinished = store.path(MODEL, "a").with_name("left.tmp")
+    unfinished = page_file(store, MODEL, "a").with_name("left.tmp")
     unfinished.write_bytes(b"x")
     budget.evict(store.pages, 10**9)
     assert unfinished.exists()
@@ -210,7 +211,7 @@ def test_a_batch_comes_back_in_order(tmp_path: Path) -> None:
     pages = [page.copy() for page in transfer.read(MODEL, keys)]
     assert all((page == body_of(key)).all() for page, key in zip(pages, keys, strict=True))
     assert store.counters["read_pages"] == store.counters["written_pages"] == 100
-    assert decode_header(store.path(MODEL, "key5").read_bytes()).depth == 8
+    assert decode_header(page_file(store, MODEL, "key5").read_bytes()).depth == 8
 
 
 @pytest.mark.parametrize("missing", [0, 1, 15, 16, 57])
@@ -219,7 +220,7 @@ def test_a_batch_ends_at_the_first_miss(tmp_path: Path, missing: int) -> None:
     transfer = open_transfer(store)
     keys = [f"key{number}" for number in range(60)]
     write_all(transfer, keys)
-    store.path(MODEL, keys[missing]).unlink()
+    page_file(store, MODEL, keys[missing]).unlink()
     assert transfer.count_present(MODEL, keys) == missing
     assert len(list(transfer.read(MODEL, keys))) == missing
     assert store.counters.values()["missed_pages", "absent"] == 1

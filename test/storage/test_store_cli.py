@@ -19,6 +19,8 @@ from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.tier_chain.store_command import app
 
+from support.page_files import page_file
+
 PAGE_BYTES = 256
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES
 MODELS = (bytes(32), bytes(range(32)))
@@ -53,7 +55,7 @@ def test_stat(store: PageStore) -> None:
 
 def test_verify_finds_each_damage_by_name(store: PageStore) -> None:
     assert run("verify", store.directory)[0] == 0
-    paths = [store.path(MODELS[0], str(number)) for number in range(5)]
+    paths = [page_file(store, MODELS[0], str(number)) for number in range(5)]
     data = [path.read_bytes() for path in paths]
     paths[0].write_bytes(data[0][:-1] + b"?")
     paths[1].write_bytes(data[2])
@@ -79,7 +81,7 @@ def test_verify_finds_each_damage_by_name(store: PageStore) -> None:
 
 
 def test_gc_by_age_by_size_and_of_what_was_left_behind(store: PageStore) -> None:
-    left = store.path(MODELS[0], "0").with_name("left.tmp")
+    left = page_file(store, MODELS[0], "0").with_name("left.tmp")
     left.write_bytes(b"x")
     os.utime(left, (0, 0))
     code, result = run("gc", store.directory, "--unused-days", 2.5)
@@ -99,7 +101,7 @@ def test_gc_without_a_limit_deletes_nothing_for_what_servers_write_meanwhile(sto
 
 def test_verify_counts_nothing_of_a_page_that_is_evicted_meanwhile(store: PageStore) -> None:
     found = files_of(store.directory)
-    store.path(MODELS[0], "0").unlink()
+    page_file(store, MODELS[0], "0").unlink()
     result = verify(store.directory, quarantine=False, files=found, advance=lambda size: None)
     assert (result.pages, result.bytes, result.damaged) == (5, 5 * RECORD_BYTES, {})
 

@@ -14,6 +14,7 @@ from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 
 from support.fuzz import check_one_line, damage, examples, json_lines, nested
+from support.page_files import page_file
 
 MODEL = bytes(range(32))
 PAGE_BYTES = 512
@@ -25,7 +26,7 @@ def test_a_spoiled_page_is_never_served(tmp_path: Path, count: int) -> None:
     store = PageStore(tmp_path, budget_bytes=1 << 20, counters=StoreCounters())
     right = np.frombuffer(rng.randbytes(PAGE_BYTES), np.uint8)
     store.write(MODEL, "key", right, depth=3, moment=10**18)
-    path = store.path(MODEL, "key")
+    path = page_file(store, MODEL, "key")
     intact = path.read_bytes()
     body = np.empty(PAGE_BYTES, np.uint8)
     misses = 0
@@ -58,7 +59,7 @@ def test_a_spoiled_identity_is_unknown(tmp_path: Path, count: int) -> None:
         "dtype": "f",
     }
     store.describe(MODEL, json.dumps(facts))
-    path = store.path(MODEL, "key").with_name("identity.json")
+    path = page_file(store, MODEL, "key").with_name("identity.json")
     for _ in range(count):
         path.write_bytes(json_lines(rng, [facts]) if rng.random() < 0.98 else nested(20_000))
         assert summarize(tmp_path)["pages"] == 1
