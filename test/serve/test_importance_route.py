@@ -5,10 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from sgl_importance.cli.remote_source import RemoteSource
 from sgl_importance.cli.server_client import Server
 from sgl_importance.interface import SignalKind
 from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance_lab.connectors.remote_source import RemoteSource
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import httpx
 import pytest
 
-from sgl_importance.cli.remote_source import BATCH_KEYS, RemoteSource
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.interface import Importance, ImportanceSource
+from sgl_importance_lab.connectors.remote_source import BATCH_KEYS, RemoteSource
 
 PAGE = Importance(0.25, 0.5, 0.2, 0.4, queries=3, weight=2.5)
 
@@ -71,3 +71,12 @@ def test_another_version_is_refused_and_changes_nothing():
     with pytest.raises(ServerError, match="speaks version 2 of the specification, not 1"):
         source.refresh()
     assert source.get_importance(key(1)) == PAGE
+
+
+def test_a_server_of_several_ranks_is_refused_for_that() -> None:
+    answer = {"dp_ranks": [{"version": 1, "page_size": 16, "importance": [None]}] * 2}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    source = RemoteSource(Server("http://server", transport=transport))
+    source.get_importance(key(1))
+    with pytest.raises(ServerError, match="http://server has several data-parallel ranks"):
+        source.refresh()

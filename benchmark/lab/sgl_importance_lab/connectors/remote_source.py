@@ -48,13 +48,19 @@ class RemoteSource:
         """Asks for every page that was looked up; how many are known now.
 
         Raises:
-            ServerError: the server is not there or refused, or speaks another version; nothing is changed.
+            ServerError: the server is not there or refused, has several data-parallel ranks, or speaks another
+                version; nothing is changed.
         """
         # list() of a dict is one step for Python: look-ups may go on on another thread.
         keys = iter(list(self._wanted))
         known: dict[bytes, Importance] = {}
         while batch := list(islice(keys, BATCH_KEYS)):
             document = self._server.post("/importance", {"keys": [key.hex() for key in batch]})
+            if "dp_ranks" in document:
+                raise ServerError(
+                    f"{self._server.url} has several data-parallel ranks, each with a tree of its own: "
+                    "name a server that has one"
+                )
             if document.get("version") != SCHEMA_VERSION:
                 raise ServerError(
                     f"{self._server.url} speaks version {document.get('version')} of the specification, "
