@@ -35,7 +35,6 @@ from sglang_importance.http.requests.route_families import (
     NATIVE,
     NOT_COMPUTING,
     REFUSING,
-    WITHOUT_BODY,
 )
 from sglang_importance.http.requests.route_guards import guard_routes
 from sglang_importance.upstream.server_options import attach_options
@@ -45,7 +44,8 @@ LISTS = {
     "closing": {CLOSING},
     "native": NATIVE.keys(),
     "refusing": REFUSING.keys(),
-    "without a body": WITHOUT_BODY,
+    # It computes what its socket sends, with models that hear: such a model is refused at launch.
+    "without a body": {"openai_v1_realtime_transcription"},
     "not computing": NOT_COMPUTING,
 }
 

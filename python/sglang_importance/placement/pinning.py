@@ -85,10 +85,10 @@ class Pinning:
         self.let_time_pass()
         self._add(pin)
 
-    def unpin(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> None:
+    def unpin(self, pin_id: str) -> None:
         """Ends a pin; KeyError where there is none of that name."""
         self.let_time_pass()
-        self._apply(self.table.remove(pin_id, why))
+        self._apply(self.table.remove(pin_id))
         self._keep()
 
     def session_over(self, session: Session) -> None:

@@ -122,9 +122,9 @@ class PinTable:
         """
         return self.change(added=pin)
 
-    def remove(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> list[Pin]:
+    def remove(self, pin_id: str) -> list[Pin]:
         """Ends a pin; KeyError where there is none of that name."""
-        return self.change([pin_id], why=why)
+        return self.change([pin_id])
 
     def change(
         self, removed: Collection[str] = (), added: Pin | None = None, why: PinEnd = PinEnd.UNPINNED

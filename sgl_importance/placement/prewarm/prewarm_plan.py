@@ -50,13 +50,11 @@ class PlannedPath:
         nodes: digests of the candidates on the path that the plan has not brought in before; consecutive.
         start: tokens in front of them, which are on the device already or come from an earlier path.
         stop: tokens of the whole path; may end inside the last node, at a page.
-        value: seconds that it saves per admitted request.
     """
 
     nodes: tuple[bytes, ...]
     start: int
     stop: int
-    value: float
 
 
 def plan(
@@ -91,14 +89,11 @@ def plan(
             break
         max_tokens -= tokens
         seconds += node.restore_seconds
-        value = node.rate * node.saved_seconds * tokens / node.tokens
         last = paths[-1] if paths else None
         if last is not None and last.nodes[-1] == node.parent:
-            paths[-1] = PlannedPath(
-                (*last.nodes, node.digest), last.start, node.depth + tokens, last.value + value
-            )
+            paths[-1] = PlannedPath((*last.nodes, node.digest), last.start, node.depth + tokens)
         else:
-            paths.append(PlannedPath((node.digest,), node.depth, node.depth + tokens, value))
+            paths.append(PlannedPath((node.digest,), node.depth, node.depth + tokens))
         if tokens < node.tokens:
             break
     return paths

@@ -29,7 +29,7 @@ def test_the_end_of_a_pin_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
     add("pushed out", source=PinSource.HINTED, expires_at=50.0)
     add("hinted", 50, source=PinSource.HINTED, expires_at=60.0)
     table.remove("unpinned")
-    table.remove("replaced", PinEnd.SUPERSEDED)
+    table.change(["replaced"], why=PinEnd.SUPERSEDED)
     table.advance(0, 60.0)
     table.advance(8 * HALF_LIFE_REQUESTS, 60.0)
     assert told == [

@@ -127,8 +127,8 @@ def test_a_poor_prefix_comes_with_the_rich_one_behind_it():
     rich = node("rich", poor, 8, 10.0)
     fair = node("fair", None, 8, 4.0)
     (path, other) = make([fair, rich, poor])
-    assert path == PlannedPath((b"poor", b"rich"), 0, 16, 10.0)
-    assert other == PlannedPath((b"fair",), 0, 8, 4.0)
+    assert path == PlannedPath((b"poor", b"rich"), 0, 16)
+    assert other == PlannedPath((b"fair",), 0, 8)
 
 
 def test_a_shared_prefix_is_brought_in_once():
@@ -142,7 +142,7 @@ def test_a_shared_prefix_is_brought_in_once():
 def test_what_is_present_is_not_brought_in_and_what_follows_it_is():
     first = node("first", None, 8, 1.0)
     second = node("second", first, 8, 1.0)
-    assert make([first, second], present=[b"first"]) == [PlannedPath((b"second",), 8, 16, 1.0)]
+    assert make([first, second], present=[b"first"]) == [PlannedPath((b"second",), 8, 16)]
 
 
 def test_what_cannot_be_reached_from_the_root_is_left_out():

@@ -48,8 +48,8 @@ class RemoteSource:
         """Asks for every page that was looked up; how many are known now.
 
         Raises:
-            ServerError: the server is not there or refused, has several data-parallel ranks, or speaks another
-                version; nothing is changed.
+            ServerError: the server is not there or refused, has several data-parallel ranks, or speaks
+                another version; nothing is changed.
         """
         # list() of a dict is one step for Python: look-ups may go on on another thread.
         keys = iter(list(self._wanted))

@@ -82,9 +82,6 @@ sglang's requests for embeddings have none; its model of decisions forbids field
 ``/v1/systemone``, which scores in the same way, goes with it. By what to use instead.
 """
 
-WITHOUT_BODY = frozenset({"openai_v1_realtime_transcription"})
-"""It computes what its socket sends, with models that hear: such a model is refused at launch."""
-
 CLOSING = "close_session"
 """It names a session, and may name the namespace of its requests."""
 

@@ -132,10 +132,6 @@ def labels(value: Any, server: ServerFacts) -> str | None:
     return next((problem for each in lists if (problem := token_list(each, server))), None)
 
 
-def _query(value: Any, server: ServerFacts) -> str | None:
-    return token_list_or_text(value, server)
-
-
 def token_list_or_text(value: Any, server: ServerFacts) -> str | None:
     """Part of a prompt: a text, or token ids, each of which the model has; or several of either."""
     if not isinstance(value, list) or not value or isinstance(value[0], str):
@@ -144,7 +140,7 @@ def token_list_or_text(value: Any, server: ServerFacts) -> str | None:
 
 
 SCORE: Table = {
-    "query": Field(_query),
+    "query": Field(token_list_or_text),
     "items": Field(token_list_or_text),
     "embed_override_token_id": Field(token_id),
     "query_embed_overrides": Field(override_lists),
