@@ -89,3 +89,13 @@ def one_of(*values: str) -> Rule:
         return None if isinstance(value, str) and value in values else f"must be one of {names}"
 
     return check
+
+
+def rows(field: Field, names: str) -> Table:
+    """The same row under each of the names, with spaces between them."""
+    return dict.fromkeys(names.split(), field)
+
+
+def same(table: Table, names: str) -> Table:
+    """The rows of another table with these names, with spaces between them."""
+    return {name: table[name] for name in names.split()}

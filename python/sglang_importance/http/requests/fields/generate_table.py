@@ -17,6 +17,7 @@ from sglang_importance.http.requests.fields.field import (
     needs,
     one_of,
     only_default,
+    rows,
     text_only,
     yes_or_no,
 )
@@ -84,24 +85,16 @@ _not_from_requests = only_default("sglang sets it itself")
 
 GENERATE: Table = {
     "rid": Field(anything),  # of one prompt, of a batch, of samples: request_names.py
-    "session_id": Field(name),
+    **rows(Field(name), "session_id routing_key conversation_id"),
     "text": Field(prompt_text, is_per_prompt=True),
     "input_ids": Field(prompt_ids, is_per_prompt=True, is_list=True),
     "input_embeds": Field(embeddings, is_per_prompt=True, is_list=True),
-    "image_data": Field(text_only),
-    "video_data": Field(text_only),
-    "audio_data": Field(text_only),
-    "mm_hashes": Field(text_only),
-    "mm_content_hashes": Field(text_only),
-    "mm_processor_kwargs": Field(text_only),
-    "use_audio_in_video": Field(text_only),
-    "video_config": Field(text_only),
-    "modalities": Field(text_only),
-    "max_dynamic_patch": Field(text_only),
-    "min_dynamic_patch": Field(text_only),
-    "image_max_dynamic_patch": Field(text_only),
-    "video_max_dynamic_patch": Field(text_only),
-    "images_config": Field(text_only),
+    **rows(
+        Field(text_only),
+        "image_data video_data audio_data mm_hashes mm_content_hashes mm_processor_kwargs use_audio_in_video "
+        "video_config modalities max_dynamic_patch min_dynamic_patch image_max_dynamic_patch "
+        "video_max_dynamic_patch images_config",
+    ),
     "sampling_params": Field(anything),  # a table of its own
     "return_logprob": Field(yes_or_no, is_per_prompt=True),
     "logprob_start_len": Field(within_context(-1), is_per_prompt=True),
@@ -109,12 +102,12 @@ GENERATE: Table = {
     "token_ids_logprob": Field(token_list, is_per_prompt=True, is_list=True),
     "return_sampling_mask": Field(yes_or_no, is_per_prompt=True),
     "sampling_logprobs_mode": Field(logprobs_mode, is_per_prompt=True, is_null_in_lists=True),
-    "return_text_in_logprobs": Field(yes_or_no),
-    "return_flat_raw_top_logprobs": Field(yes_or_no),
-    "return_flat_raw_top_logprobs_b64": Field(yes_or_no),
-    "return_flat_raw_output_top_logprobs": Field(yes_or_no),
-    "stream": Field(yes_or_no),
-    "log_metrics": Field(yes_or_no),
+    **rows(
+        Field(yes_or_no),
+        "return_text_in_logprobs return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64 "
+        "return_flat_raw_output_top_logprobs stream log_metrics background require_reasoning no_logs "
+        "return_bytes return_entropy return_prompt_token_ids",
+    ),
     "return_hidden_states": Field(hidden_states, is_per_prompt=True),
     "return_routed_experts": Field(return_routed_experts),
     "routed_experts_start_len": Field(routed_experts_start_len),
@@ -138,11 +131,10 @@ GENERATE: Table = {
     "disagg_prefill_dp_rank": Field(bootstrap_rank),
     "routed_dp_rank": Field(data_rank),
     "data_parallel_rank": Field(data_rank),
-    "routing_key": Field(name),
-    "conversation_id": Field(name),
-    "http_worker_ipc": Field(_not_from_requests),
-    "background": Field(yes_or_no),
-    "require_reasoning": Field(yes_or_no),
+    **rows(
+        Field(_not_from_requests),
+        "http_worker_ipc need_wait_for_mm_inputs num_items_assigned encoder_urls",
+    ),
     "max_thinking_tokens": Field(
         needs(
             lambda server: server.has_strict_thinking,
@@ -154,18 +146,11 @@ GENERATE: Table = {
     "extra_key": Field(name, is_per_prompt=True),
     "cache_salt": Field(name, is_per_prompt=True),
     "kv_hints": Field(anything),  # hints/hints.py
-    "no_logs": Field(yes_or_no),
     "custom_labels": Field(metric_labels),
-    "return_bytes": Field(yes_or_no),
-    "return_entropy": Field(yes_or_no),
-    "return_prompt_token_ids": Field(yes_or_no),
     "external_trace_header": Field(
         needs(lambda server: server.is_traced, "the server is not traced (--enable-trace)", text_map)
     ),
     "received_time": Field(real(0, 1e12)),
-    "need_wait_for_mm_inputs": Field(_not_from_requests),
-    "num_items_assigned": Field(_not_from_requests),
-    "encoder_urls": Field(_not_from_requests),
     "multi_item_delimiter_indices": Field(scored_positions, is_per_prompt=True, is_list=True),
     "token_indices_to_pool": Field(positions, is_per_prompt=True, is_list=True),
     "watermark": Field(watermark),

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_importance.http.requests.fields import generate_table as generate
 from sglang_importance.http.requests.fields import sampling_table as sampling
 from sglang_importance.http.requests.fields.bad_field import shown
-from sglang_importance.http.requests.fields.field import Field, Table, anything, text_only
+from sglang_importance.http.requests.fields.field import Field, Table, anything, rows, same, text_only
 from sglang_importance.http.requests.fields.generate_table import GENERATE
 from sglang_importance.http.requests.fields.grammar_rules import grammar, json_grammar
 from sglang_importance.http.requests.fields.number_rules import INT32, INT64, integer, top_k, top_logprobs
@@ -72,52 +72,36 @@ def completion_prompt(value: Any, server: ServerFacts) -> str | None:
 
 
 _SHARED: Table = {
-    "model": Field(name),
+    **rows(Field(name), "model user session_id"),
     "frequency_penalty": Field(sampling.penalty),
     "presence_penalty": Field(sampling.penalty),
-    "logit_bias": SAMPLING["logit_bias"],
+    **same(SAMPLING, "logit_bias stop_token_ids stop_regex custom_params"),
     "n": Field(sampling.samples),
     "seed": Field(sampling.seed),
     "stop": Field(sampling.stops),
-    "stream": _passed_on,
-    "stream_options": _passed_on,
+    **rows(
+        _passed_on,
+        "stream stream_options return_cached_tokens_details return_spec_tokens_details return_token_ids "
+        "no_stop_trim ignore_eos skip_special_tokens rid",
+    ),
     "temperature": Field(sampling.temperature),
     "top_p": Field(sampling.top_p),
     "top_k": Field(top_k),
     "min_p": Field(sampling.min_p),
     "min_tokens": SAMPLING["min_new_tokens"],
-    "user": Field(name),
     "return_hidden_states": Field(generate.hidden_states),
-    "return_routed_experts": GENERATE["return_routed_experts"],
-    "routed_experts_start_len": GENERATE["routed_experts_start_len"],
-    "return_cached_tokens_details": _passed_on,
-    "return_spec_tokens_details": _passed_on,
-    "return_token_ids": _passed_on,
+    **same(
+        GENERATE,
+        "return_routed_experts routed_experts_start_len lora_path session_params custom_logit_processor "
+        "bootstrap_host bootstrap_port bootstrap_room disagg_prefill_dp_rank routed_dp_rank "
+        "data_parallel_rank extra_key cache_salt",
+    ),
     "regex": Field(grammar),
     "ebnf": Field(grammar),
     "repetition_penalty": Field(sampling.repetition_penalty),
-    "stop_token_ids": SAMPLING["stop_token_ids"],
-    "stop_regex": SAMPLING["stop_regex"],
-    "no_stop_trim": _passed_on,
-    "ignore_eos": _passed_on,
-    "skip_special_tokens": _passed_on,
-    "lora_path": GENERATE["lora_path"],
-    "session_id": Field(name),
-    "session_params": GENERATE["session_params"],
     "response_format": Field(plain_levels),
-    "custom_params": SAMPLING["custom_params"],
-    "custom_logit_processor": GENERATE["custom_logit_processor"],
     "images_config": Field(text_only),
     "mm_processor_kwargs": Field(text_only),
-    "bootstrap_host": GENERATE["bootstrap_host"],
-    "bootstrap_port": GENERATE["bootstrap_port"],
-    "bootstrap_room": GENERATE["bootstrap_room"],
-    "disagg_prefill_dp_rank": GENERATE["disagg_prefill_dp_rank"],
-    "routed_dp_rank": GENERATE["routed_dp_rank"],
-    "data_parallel_rank": GENERATE["data_parallel_rank"],
-    "rid": _passed_on,
-    "extra_key": GENERATE["extra_key"],
-    "cache_salt": GENERATE["cache_salt"],
     "priority": Field(generate.priority),
     "watermark": Field(sampling.watermark),
 }
@@ -144,31 +128,19 @@ def messages(value: Any, server: ServerFacts) -> str | None:
 CHAT: Table = {
     **_SHARED,
     "messages": Field(messages),
-    "logprobs": _passed_on,
+    **rows(
+        _passed_on,
+        "logprobs tool_choice parallel_tool_calls return_prompt_token_ids return_meta_info "
+        "return_input_ids_in_sglext return_output_ids_in_sglext return_sampling_mask sampling_logprobs_mode "
+        "return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64 reasoning_effort task "
+        "continue_final_message separate_reasoning stream_reasoning",
+    ),
     "top_logprobs": Field(top_logprobs),
     "max_tokens": Field(integer(1, INT64)),
     "max_completion_tokens": Field(integer(1, INT64)),
     "tools": Field(plain_levels),
-    "tool_choice": _passed_on,
-    "parallel_tool_calls": _passed_on,
-    "return_prompt_token_ids": _passed_on,
-    "return_meta_info": _passed_on,
-    "return_input_ids_in_sglext": _passed_on,
-    "return_output_ids_in_sglext": _passed_on,
-    "return_sampling_mask": _passed_on,
-    "sampling_logprobs_mode": _passed_on,
-    "return_flat_raw_output_top_logprobs": _passed_on,
-    "return_flat_raw_top_logprobs_b64": _passed_on,
-    "reasoning_effort": _passed_on,
-    "task": _passed_on,
     "thinking": Field(plain_levels),
-    "continue_final_message": _passed_on,
-    "separate_reasoning": _passed_on,
-    "stream_reasoning": _passed_on,
     "chat_template_kwargs": Field(template_arguments),
-    "max_dynamic_patch": Field(text_only),
-    "min_dynamic_patch": Field(text_only),
-    "use_audio_in_video": Field(text_only),
-    "video_config": Field(text_only),
+    **rows(Field(text_only), "max_dynamic_patch min_dynamic_patch use_audio_in_video video_config"),
     "input_ids": Field(prompt_ids),
 }

@@ -18,6 +18,7 @@ from sglang_importance.http.requests.fields.field import (
     anything,
     one_of,
     only_default,
+    rows,
     yes_or_no,
 )
 from sglang_importance.http.requests.fields.number_rules import INT32, INT64, integer, real
@@ -58,9 +59,7 @@ ABORT: Table = {
     **_MESSAGE,
     "rid": Field(name),
     "abort_all": Field(yes_or_no),
-    "finished_reason": _internal,
-    "abort_message": _internal,
-    "weight_versions": _internal,
+    **rows(_internal, "finished_reason abort_message weight_versions"),
 }
 SLOW_DOWN: Table = {**_MESSAGE, "forward_sleep_time": Field(real(0, LONGEST_SLEEP))}
 INTERNAL_STATE: Table = {
@@ -95,14 +94,10 @@ PROFILE: Table = {
     "start_step": Field(integer(0, INT64)),
     "num_steps": Field(integer(1, INT64)),
     "activities": Field(texts(8, 64)),
-    "profile_by_stage": Field(yes_or_no),
-    "with_stack": Field(yes_or_no),
-    "record_shapes": Field(yes_or_no),
+    **rows(Field(yes_or_no), "profile_by_stage with_stack record_shapes merge_profiles detailed_annotations"),
     "profile_id": Field(name),
-    "merge_profiles": Field(yes_or_no),
     "profile_prefix": Field(name),
     "profile_stages": Field(texts(8, 64)),
-    "detailed_annotations": Field(yes_or_no),
 }
 WEIGHT_VERSION: Table = {
     **_MESSAGE,
@@ -113,14 +108,12 @@ WEIGHTS_FROM_DISK: Table = {
     **_MESSAGE,
     "model_path": _named,
     "load_format": Field(one_of(*(each.value for each in LoadFormat))),
-    "abort_all_requests": Field(yes_or_no),
+    **rows(
+        Field(yes_or_no),
+        "abort_all_requests is_async torch_empty_cache keep_pause recapture_cuda_graph flush_cache",
+    ),
     "weight_version": Field(name),
-    "is_async": Field(yes_or_no),
-    "torch_empty_cache": Field(yes_or_no),
-    "keep_pause": Field(yes_or_no),
-    "recapture_cuda_graph": Field(yes_or_no),
     "token_step": Field(integer(0, INT64)),
-    "flush_cache": Field(yes_or_no),
     "manifest": _passed_on,
 }
 FUNCTION_CALL: Table = {

@@ -7,7 +7,15 @@ from typing import Any
 from sglang_importance.http.requests.fields import sampling_table as sampling
 from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.embedding_rules import override_lists
-from sglang_importance.http.requests.fields.field import Field, Table, anything, only_default, text_only
+from sglang_importance.http.requests.fields.field import (
+    Field,
+    Table,
+    anything,
+    only_default,
+    rows,
+    same,
+    text_only,
+)
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
 from sglang_importance.http.requests.fields.number_rules import (
     INT32,
@@ -41,40 +49,26 @@ def base_model(value: Any, server: ServerFacts) -> str | None:
 
 
 RESPONSES: Table = {
-    "background": _passed_on,
-    "include": _passed_on,
+    **rows(
+        _passed_on,
+        "background include instructions metadata parallel_tool_calls reasoning service_tier store stream "
+        "truncation",
+    ),
     "input": Field(messages),
-    "instructions": _passed_on,
     "max_output_tokens": Field(integer(3, INT64)),  # sglang keeps two for itself
     "max_tool_calls": Field(integer(0, INT32)),
-    "metadata": _passed_on,
     "model": Field(base_model),
-    "parallel_tool_calls": _passed_on,
-    "previous_response_id": Field(name),
-    "reasoning": _passed_on,
-    "service_tier": _passed_on,
-    "store": _passed_on,
-    "stream": _passed_on,
+    **rows(Field(name), "previous_response_id user request_id session_id extra_key cache_salt"),
     "temperature": Field(sampling.temperature),
-    "text": _deep,
-    "tool_choice": _deep,
-    "tools": _deep,
+    **rows(_deep, "text tool_choice tools"),
     "top_logprobs": Field(top_logprobs),
     "top_p": Field(sampling.top_p),
-    "truncation": _passed_on,
-    "user": Field(name),
     "chat_template_kwargs": _template,
-    "request_id": Field(name),
-    "session_id": Field(name),
-    "priority": GENERATE["priority"],
-    "extra_key": Field(name),
-    "cache_salt": Field(name),
-    "bootstrap_host": GENERATE["bootstrap_host"],
-    "bootstrap_port": GENERATE["bootstrap_port"],
-    "bootstrap_room": GENERATE["bootstrap_room"],
-    "routed_dp_rank": GENERATE["routed_dp_rank"],
-    "disagg_prefill_dp_rank": GENERATE["disagg_prefill_dp_rank"],
-    "data_parallel_rank": GENERATE["data_parallel_rank"],
+    **same(
+        GENERATE,
+        "priority bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank "
+        "data_parallel_rank",
+    ),
     "frequency_penalty": Field(sampling.penalty),
     "presence_penalty": Field(sampling.penalty),
     "stop": Field(sampling.stops),
@@ -86,12 +80,8 @@ RESPONSES: Table = {
 COUNT_TOKENS: Table = {
     "model": Field(name),
     "messages": Field(messages),
-    "system": _deep,
-    "thinking": _passed_on,
-    "tool_choice": _passed_on,
-    "tools": _deep,
-    "output_config": _deep,
-    "betas": _passed_on,
+    **rows(_deep, "system tools output_config"),
+    **rows(_passed_on, "thinking tool_choice betas"),
 }
 
 MESSAGES: Table = {
@@ -103,19 +93,13 @@ MESSAGES: Table = {
     "temperature": Field(sampling.temperature),
     "top_k": Field(top_k),
     "top_p": Field(sampling.top_p),
-    "bootstrap_host": GENERATE["bootstrap_host"],
-    "bootstrap_port": GENERATE["bootstrap_port"],
-    "bootstrap_room": GENERATE["bootstrap_room"],
-    "routed_dp_rank": GENERATE["routed_dp_rank"],
-    "disagg_prefill_dp_rank": GENERATE["disagg_prefill_dp_rank"],
+    **same(GENERATE, "bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank"),
 }
 
 EMBEDDINGS: Table = {
     "input": Field(completion_prompt),
-    "model": Field(name),
-    "encoding_format": Field(name),
+    **rows(Field(name), "model encoding_format user"),
     "dimensions": Field(integer(1, INT32)),
-    "user": Field(name),
     "rid": _passed_on,
     "priority": GENERATE["priority"],
     "lora_path": GENERATE["lora_path"],
@@ -146,11 +130,8 @@ SCORE: Table = {
     "query_embed_overrides": Field(override_lists),
     "item_embed_overrides": Field(override_lists),
     "label_token_ids": Field(labels),
-    "apply_softmax": _passed_on,
+    **rows(_passed_on, "apply_softmax return_token_logprobs item_first return_pooled_hidden_states"),
     "temperature": Field(real(1e-6, 1e6)),
-    "return_token_logprobs": _passed_on,
-    "item_first": _passed_on,
-    "return_pooled_hidden_states": _passed_on,
     "score_extraction_token": Field(name),
     "model": Field(base_model),
 }
@@ -165,15 +146,13 @@ RERANK: Table = {
 
 TOKENIZE: Table = {
     "model": Field(name),
-    "prompt": _passed_on,
+    **rows(
+        _passed_on,
+        "prompt tool_choice reasoning_effort continue_final_message add_special_tokens add_generation_prompt",
+    ),
     "messages": Field(messages),
     "tools": _deep,
-    "tool_choice": _passed_on,
-    "reasoning_effort": _passed_on,
-    "continue_final_message": _passed_on,
     "chat_template_kwargs": _template,
-    "add_special_tokens": _passed_on,
-    "add_generation_prompt": _passed_on,
 }
 
 DETOKENIZE: Table = {
@@ -194,25 +173,16 @@ DECISION: Table = {
 }
 
 SYSTEM_ONE: Table = {
-    "state": _deep,
-    "images": _deep,
+    **rows(_deep, "state images questions"),
     "model": Field(name),
-    "questions": _deep,
     "chat_template_kwargs": _template,
     # Refused by sglang, by name.
-    "temperature": _passed_on,
-    "prompt_format_version": _passed_on,
-    "return_prompt_token_ids": _passed_on,
+    **rows(_passed_on, "temperature prompt_format_version return_prompt_token_ids"),
 }
 
 _OLLAMA_OPTIONS: Table = {
-    "temperature": SAMPLING["temperature"],
-    "top_p": SAMPLING["top_p"],
-    "top_k": SAMPLING["top_k"],
+    **same(SAMPLING, "temperature top_p top_k stop presence_penalty frequency_penalty"),
     "num_predict": SAMPLING["max_new_tokens"],
-    "stop": SAMPLING["stop"],
-    "presence_penalty": SAMPLING["presence_penalty"],
-    "frequency_penalty": SAMPLING["frequency_penalty"],
     "seed": Field(only_default("sglang passes on under a name that its own sampling does not know")),
 }
 """What sglang takes of them; it drops the others."""
@@ -230,26 +200,16 @@ def ollama_options(value: Any, server: ServerFacts) -> str | None:
 OLLAMA_CHAT: Table = {
     "model": Field(name),
     "messages": Field(messages),
-    "stream": _passed_on,
+    **rows(_passed_on, "stream keep_alive think"),
     "format": _deep,
     "options": Field(ollama_options),
-    "keep_alive": _passed_on,
-    "think": _passed_on,
 }
 OLLAMA_GENERATE: Table = {
     "model": Field(name),
-    "prompt": _passed_on,
-    "suffix": _passed_on,
-    "system": _passed_on,
-    "template": _passed_on,
-    "context": _passed_on,
-    "stream": _passed_on,
-    "raw": _passed_on,
+    **rows(_passed_on, "prompt suffix system template context stream raw keep_alive think"),
     "format": _deep,
     "options": Field(ollama_options),
-    "keep_alive": _passed_on,
     "images": Field(text_only),
-    "think": _passed_on,
 }
 
 
@@ -261,8 +221,6 @@ def _parameters(value: Any, server: ServerFacts) -> str | None:
 
 
 VERTEX: Table = {
-    "instances": _passed_on,
+    **rows(_passed_on, "instances rid http_worker_ipc"),
     "parameters": Field(_parameters),
-    "rid": _passed_on,
-    "http_worker_ipc": _passed_on,
 }

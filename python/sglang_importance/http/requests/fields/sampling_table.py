@@ -5,7 +5,7 @@ The scheduler decodes them as written there: true for a number, or 1.0 for a who
 
 from __future__ import annotations
 
-from sglang_importance.http.requests.fields.field import Field, Table, needs, only_default, yes_or_no
+from sglang_importance.http.requests.fields.field import Field, Table, needs, only_default, rows, yes_or_no
 from sglang_importance.http.requests.fields.grammar_rules import grammar, json_grammar
 from sglang_importance.http.requests.fields.number_rules import INT32, INT64, integer, real, top_k
 from sglang_importance.http.requests.fields.object_rules import custom_params, fields_of
@@ -64,20 +64,15 @@ SAMPLING: Table = {
     "regex": Field(grammar),
     "ebnf": Field(grammar),
     "structural_tag": Field(json_grammar),
-    "ignore_eos": Field(yes_or_no),
-    "skip_special_tokens": Field(yes_or_no),
-    "spaces_between_special_tokens": Field(yes_or_no),
-    "no_stop_trim": Field(yes_or_no),
+    **rows(
+        Field(yes_or_no),
+        "ignore_eos skip_special_tokens spaces_between_special_tokens no_stop_trim ebnf_full_assistant",
+    ),
     "stream_interval": Field(integer(1, INT32)),
     "logit_bias": Field(biases),
     "sampling_seed": Field(seed),
     "custom_params": Field(custom_params),
     "watermark": Field(watermark),
-    "ebnf_full_assistant": Field(yes_or_no),
     # Filled by sglang from the others; a client's would be believed (``is_normalized``).
-    "stop_strs": Field(_internal),
-    "stop_regex_strs": Field(_internal),
-    "stop_str_max_len": Field(_internal),
-    "stop_regex_max_len": Field(_internal),
-    "is_normalized": Field(_internal),
+    **rows(Field(_internal), "stop_strs stop_regex_strs stop_str_max_len stop_regex_max_len is_normalized"),
 }
