@@ -30,6 +30,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sgl_importance.storage.checksum import crc32c
 from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.weights import WATCH, Weights
+from sglang_importance.upstream.differences import host_pool
 
 base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 30  # the pools of this program are small
 
@@ -39,7 +40,7 @@ ROUNDS = 15
 BATCH = 128  # pages, as upstream
 
 
-def host_pool(pages: int, page_tokens: int) -> MHATokenToKVPoolHost:
+def filled_host_pool(pages: int, page_tokens: int) -> MHATokenToKVPoolHost:
     """A host pool of ``pages`` pages of a model with 32 layers and 8 KV heads, in bfloat16."""
     device = MHATokenToKVPool(
         size=page_tokens,
@@ -52,7 +53,7 @@ def host_pool(pages: int, page_tokens: int) -> MHATokenToKVPoolHost:
         enable_memory_saver=False,
         enable_alt_stream=False,
     )
-    pool = MHATokenToKVPoolHost(device, float(pages), 0, page_tokens, LAYOUT, pin_memory=False, device="cpu")
+    pool = host_pool(device, float(pages), page_tokens, LAYOUT, pin_memory=False)
     pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape, dtype=torch.bfloat16))
     return pool
 
@@ -127,7 +128,7 @@ def checksum_rate(page_bytes: int, pages: int) -> float:
 
 def measure(pages: int, page_tokens: int, directory: Path | None, progress: Progress) -> dict[str, Any]:
     torch.set_num_threads(1)
-    pool = host_pool(pages, page_tokens)
+    pool = filled_host_pool(pages, page_tokens)
     page_bytes = pool.get_dummy_flat_data_page().nbytes
     gigabytes = pages * page_bytes / 1e9
     keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(pages)]

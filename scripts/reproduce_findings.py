@@ -97,8 +97,8 @@ TAKES: dict[str, Take] = {
     **{f"window-{n}": Take((SKEWED,), options=_folds_of(window=n)) for n in (1, 8)},
     # Score rows of single tokens are long: fewer of them.
     "page-1": Take((SKEWED,), {"--page-size": "1", "--max-running-requests": "8"}, FOLDS),
-    "server-g-on": Take((MIXED,), {**ARM, "--kv-importance-g": "on"}, FOLDS),
-    "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}, FOLDS),
+    "server-g-on": Take((MIXED,), ARM, {**FOLDS, "signal": {"g": "on"}}),
+    "server-g-off": Take((MIXED,), ARM, FOLDS),
 }
 # Folder below the results -> study and recordings, of which the first is the base.
 STUDIES: dict[str, Sequence[str]] = {

@@ -259,7 +259,7 @@ def write_recording(
     folder: Path, model: str, name: str, setting: Setting, observed: Sequence[Observed], *, lists: bool
 ) -> None:
     """Writes what was observed under a setting, in the order of the requests."""
-    options = {"policy": "observe", "g": "auto", "source": "reference", "interval": 1}
+    options = {"policy": "observe", "g": "off", "source": "reference", "interval": 1}
     options |= {"window": setting.window, "half_life_queries": SIGNAL.half_life_queries}
     options |= {"sink_tokens": SIGNAL.sink_tokens, "local_tokens": SIGNAL.local_tokens}
     header = Header(

@@ -25,6 +25,7 @@ class Arm:
         env: added to the environment.
         learns: whether ``/flush_cache`` leaves something behind, so that each workload needs a fresh server.
         has_cache: whether tiers below the device can be attached.
+        g: whether attention has a say in evictions, as ``signal.g`` says it.
         same_as: arm that makes the same decisions; its rows are copied, and say so.
         same_on: servers, by their lowest tier, where ``same_as`` holds.
     """
@@ -33,6 +34,7 @@ class Arm:
     env: Mapping[str, str] = field(default_factory=dict)
     learns: bool = False
     has_cache: bool = True
+    g: str = "off"
     same_as: str | None = None
     same_on: tuple[str, ...] = ("device", "host", "storage")
 
@@ -64,11 +66,11 @@ ARMS: dict[str, Arm] = {
     "lfu": _published("lfu"),
     OURS: _ours(),
     # As shipped: g = 1, pins on request, pre-warms at start.
-    "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
+    "ours (g = 1)": _ours(same_as=OURS),
     "ours (no pins)": _ours("--kv-importance-pin-budget", "0", same_as=OURS),
     "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
-    "ours (g on)": _ours("--kv-importance-g", "on"),
-    "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
+    "ours (g on)": _ours(g="on"),
+    "ours (g shuffled)": _ours(g="shuffled"),
 }
 
 

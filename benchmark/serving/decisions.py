@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ def decide(workload: Workload, arm: Arm, parameters: dict[str, Any]) -> list[str
             recorded = ("--kv-importance-trace", str(trace)) if arm.learns else ()
             with Servers(parameters) as servers:
                 server = servers.start(
-                    Arm((*arm.flags, *recorded), arm.env, arm.learns, arm.has_cache),
+                    replace(arm, flags=(*arm.flags, *recorded)),
                     workload,
                     store=f"{folder}/store",
                 )

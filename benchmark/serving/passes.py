@@ -16,6 +16,7 @@ from benchmark.serving.workloads import Workload, document_of
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
+from support.config_file import config_flags
 from support.servers import ServerProcess
 
 Advance = Callable[[], None]
@@ -71,6 +72,8 @@ class Servers:
         """A server with an empty cache; a new one where ``fresh``, or where the flags differ."""
         size = device_tokens or self._parameters["device_tokens"]
         flags = server_flags(arm, workload, self._parameters, size, store)
+        if arm.g != "off":
+            flags += config_flags(signal={"g": arm.g})
         if self._server is not None and not fresh and (flags, dict(arm.env)) == (self._flags, self._env):
             self._server.flush_cache()
             return self._server

@@ -1,4 +1,4 @@
-"""What a trained model's attention says, of ``benchmark/results/findings/smollm2``."""
+"""What trained models' attention says, of ``benchmark/results/findings``."""
 
 from __future__ import annotations
 
@@ -8,60 +8,69 @@ from benchmark.serving.measured import table as _table
 from scripts.rendering.cells import interval as _interval
 from scripts.rendering.figures import results
 
-_MODEL = "findings/smollm2"
-_SHOWN_LAYERS = (0, 12, 14, 17, 18, 20, 21, 22, 23, 24, 29)
+_MODEL = "smollm2"
+"""The one that a figure is of unless another is named."""
+_SHOWN_LAYERS: dict[str, tuple[int, ...]] = {
+    "smollm2": (0, 12, 14, 17, 18, 20, 21, 22, 23, 24, 29),
+    "gemma3-270m": (5, 11, 17),
+}
 
 Interval = tuple[float, float, float]
 
 
-def trained_study(part: str, study: str = "") -> dict[str, Any]:
-    """A study of the trained model: its folder, and its name where that is another."""
-    found: dict[str, Any] = results(f"{_MODEL}/{part}/{study or part}")
+def trained_study(part: str, study: str = "", model: str = _MODEL) -> dict[str, Any]:
+    """A study of a trained model: its folder, and its name where that is another."""
+    found: dict[str, Any] = results(f"findings/{model}/{part}/{study or part}")
     return found
 
 
-def trained_interval(part: str, study: str = "") -> Interval:
+def trained_interval(part: str, study: str = "", model: str = _MODEL) -> Interval:
     """The value of such a study with its interval."""
-    value = trained_study(part, study)["value"]
+    value = trained_study(part, study, model)["value"]
     return value["value"], value["low"], value["high"]
 
 
-def trained_n(part: str, study: str = "") -> int:
+def trained_n(part: str, study: str = "", model: str = _MODEL) -> int:
     """Units that its interval rests on."""
-    return int(trained_study(part, study)["value"]["n"])
+    return int(trained_study(part, study, model)["value"]["n"])
 
 
-def trained_answers(setting: str, value: str, whose: str) -> Interval:
+def trained_answers(setting: str, value: str, whose: str, model: str = _MODEL) -> Interval:
     """Share of questions whose answer lies in the top pages of their ``own`` or of ``earlier`` attention."""
     (found,) = (
         row
-        for row in trained_study("sensitivity")["rows"]
+        for row in trained_study("sensitivity", model=model)["rows"]
         if (row["setting"], row["value"]) == (setting, value)
     )
     return found[f"{whose} answer"], found[f"{whose}_low"], found[f"{whose}_high"]
 
 
-def layers_asked() -> tuple[int, int]:
+def layers_asked(model: str = _MODEL) -> tuple[int, int]:
     """Questions that the model answered, and that it was asked."""
-    found = results(f"{_MODEL}/layers")
+    found = results(f"findings/{model}/layers")
     return found["answered"], found["asked"]
 
 
-def layers_found(window: int, which: str) -> Interval:
+def layers_found(window: int, which: str, model: str = _MODEL) -> Interval:
     """Share of answers that layers find: those ``together`` that were chosen, or ``beside`` them."""
-    (found,) = (each[which] for each in results(f"{_MODEL}/layers")["windows"] if each["window"] == window)
+    windows = results(f"findings/{model}/layers")["windows"]
+    (found,) = (each[which] for each in windows if each["window"] == window)
     return found["value"], found["low"], found["high"]
 
 
-def layers_table() -> str:
+def layers_table(model: str = _MODEL) -> str:
     """Share of questions whose answer stands in a layer's best pages, by tokens observed."""
-    found = results(f"{_MODEL}/layers")
+    found = results(f"findings/{model}/layers")
     windows = found["windows"]
 
     def line(name: str, estimates: list[dict[str, float]]) -> list[str]:
         return [name, *(_interval({**each, "share": each["value"]}, "share") for each in estimates)]
 
-    lines = [line(f"layer {layer}", [each["by_layer"][layer] for each in windows]) for layer in _SHOWN_LAYERS]
+    shown = _SHOWN_LAYERS[model]
+    # Of a model whose other layers have a window, only those that see everything were looked at.
+    places = shown if len(windows[0]["by_layer"]) > len(shown) else range(len(shown))
+    of_layers = zip(shown, places, strict=True)
+    lines = [line(f"layer {layer}", [each["by_layer"][at] for each in windows]) for layer, at in of_layers]
     best = windows[0]["chosen"]
     lines.append(line(f"chosen with each window ({_listed(best)} with 1)", [w["together"] for w in windows]))
     lines.append(line(f"default ({_listed(found['compared'])})", [each["beside"] for each in windows]))
@@ -71,14 +80,15 @@ def layers_table() -> str:
 def trained_g_table() -> str:
     """Token hit rates with g, without, and with another node's; default layers, then those that find."""
     lines = []
-    for part, name in (("g", "default"), ("g-answering", "those that find the answer")):
-        for row in trained_study(part, "g")["rows"]:
-            if row["workload"] == "all":
-                rates = [f"{row[arm]:.3f}" for arm in ("lru", "ours", "g1", "shuffled")]
-                gain = _interval(row, "ours-g1", form=".3f")
-                lines.append([name, f"{row['capacity']:.0%}", *rates, gain])
-    names = ["layers", "capacity", "LRU", "ours", "ours, g = 1", "ours, g shuffled", "ours - (g = 1)"]
-    return _table(names, lines)
+    for model, shown in (("smollm2", "SmolLM2"), ("gemma3-270m", "Gemma 3")):
+        for part, name in (("g", "default"), ("g-answering", "those that find the answer")):
+            for row in trained_study(part, "g", model)["rows"]:
+                if row["workload"] == "all":
+                    rates = [f"{row[arm]:.3f}" for arm in ("lru", "ours", "g1", "shuffled")]
+                    gain = _interval(row, "ours-g1", form=".3f")
+                    lines.append([shown, name, f"{row['capacity']:.0%}", *rates, gain])
+    names = ["model", "layers", "capacity", "LRU", "ours", "ours, g = 1", "ours, g shuffled"]
+    return _table([*names, "ours - (g = 1)"], lines)
 
 
 def trained_steps_table() -> str:
@@ -114,7 +124,7 @@ def trained_agreement_table() -> str:
 def trained_residency_table() -> str:
     """Loads for each page read, and loads and attention of LRU's, of two layers of the trained model."""
     lines = []
-    for row in results(f"{_MODEL}/h3/h3_layers_12_18")["rows"]:
+    for row in results(f"findings/{_MODEL}/h3/h3_layers_12_18")["rows"]:
         ratios = [
             _interval({**row[name], name: row[name]["value"]}, name) for name in ("of_lru", "mass_of_lru")
         ]
@@ -145,14 +155,14 @@ def trained_residency_table() -> str:
 
 def trained_loads(policy: str, bias: float = 0.0, what: str = "of_lru") -> Interval:
     """Loads of a policy in parts of LRU's; or ``mass_of_lru``, attention on what it read."""
-    rows = results(f"{_MODEL}/h3/h3_layers_12_18")["rows"]
+    rows = results(f"findings/{_MODEL}/h3/h3_layers_12_18")["rows"]
     (found,) = (row[what] for row in rows if (row["policy"], row["bias"]) == (policy, bias))
     return found["value"], found["low"], found["high"]
 
 
 def trained_chosen_table() -> str:
     """Loads for each page that ``bits`` chose, in brackets of LRU's."""
-    rows = results(f"{_MODEL}/residency-chosen")
+    rows = results(f"findings/{_MODEL}/residency-chosen")
     shares = sorted({row["of_context"] for row in rows})
     cells = {(row["policy"], row["of_context"]): row["loaded_share"] for row in rows}
     return _table(

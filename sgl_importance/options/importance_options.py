@@ -16,7 +16,6 @@ from sgl_importance.postgres_url import url_problem
 logger = logging.getLogger(__name__)
 
 KvPolicy = Literal["default", "observe", "importance"]
-ImportanceG = Literal["auto", "on", "off", "shuffled"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 
@@ -51,7 +50,7 @@ class ImportanceOptions:
         "default",
         help="who ranks the KV cache: 'default' is stock sglang; 'observe' keeps stock's evictions and "
         "reports what ours would have saved; 'importance' evicts what will be missed least: by predicted "
-        "reuse and the cost of restoring, and by attention only where --kv-importance-g is 'on'",
+        "reuse and the cost of restoring",
         flag="--kv-policy",
         choices=KV_POLICIES,
         process="both",
@@ -64,14 +63,6 @@ class ImportanceOptions:
         "run on that kind of device, else 'none'",
         flag="--kv-importance-source",
         cost="but for 'none': work in the layers that emit; on a CPU a second pass over queries and keys",
-    )
-    g: ImportanceG = option(
-        "auto",
-        help="'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as "
-        "no measurement has shown that the factor helps (docs/evidence/attention.md); 'shuffled' gives "
-        "each node the factor of another, the control arm of experiments",
-        flag="--kv-importance-g",
-        choices=get_args(ImportanceG),
     )
     signal: SignalOptions = field(default_factory=SignalOptions)
     pins: PinOptions = field(default_factory=PinOptions)
@@ -172,15 +163,15 @@ class ImportanceOptions:
     def needing_scores(self) -> tuple[str, ...]:
         """The choices that mean nothing without page scores, as ``name 'value'``."""
         needing = {
-            "g": self.use_importance,
+            "signal.g": self.use_importance,
             "trace.detail": self.trace.detail == "steps",
         }
         return tuple(f"{name_of(place)} {self.at(place)!r}" for place, needs in needing.items() if needs)
 
     @property
     def use_importance(self) -> bool:
-        """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
-        return self.g in ("on", "shuffled")
+        """Whether g moves the ranking."""
+        return self.signal.g != "off"
 
     @property
     def ledger_place(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _NEW_PLACES = {
+    "--kv-importance-g": ("signal", 'g = "on"'),
     "--kv-importance-interval": ("signal", "interval = N"),
     "--kv-importance-layers": ("signal", "layers = [INDEX, ...]"),
     "--kv-importance-window": ("signal", "window = N"),

@@ -7,11 +7,20 @@ from typing import Literal, get_args
 
 from sgl_importance.options.setting import option
 
+AttentionFactor = Literal["off", "on", "shuffled"]
+
 
 @dataclass(frozen=True, slots=True)
 class SignalOptions:
     """Page scores: when they are taken, from which tokens, and how they age."""
 
+    g: AttentionFactor = option(
+        "off",
+        help="'on' lets page scores move the ranking, by a factor g: a loss on every model that was measured "
+        "(docs/evidence/attention.md), here for measuring another; 'shuffled' gives each node the factor of "
+        "another, its control arm",
+        choices=get_args(AttentionFactor),
+    )
     interval: int = option(
         8,
         help="decode steps from one emitting step to the next; the first of a request always emits",

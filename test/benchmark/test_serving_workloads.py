@@ -134,7 +134,7 @@ def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
     return {
         "environment": dict(arm.env),
         "policy": options.policy,
-        "g": options.g if options.use_importance else "off",
+        "g": arm.g,
         "prewarm": options.prewarm.at if options.ledger_place else "off",
     }
 

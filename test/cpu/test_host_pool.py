@@ -9,9 +9,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host import base
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from sglang_importance.cpu.host_pool import SmallerReserve, TransferKernels
+from sglang_importance.upstream.differences import host_pool
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 3, 2, 8, 4, 6
 
@@ -40,7 +40,7 @@ def slots(*pages: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first_direct"])
 def test_pages_come_back_from_the_host_unchanged(device_pool: MHATokenToKVPool, layout: str) -> None:
-    host = MHATokenToKVPoolHost(device_pool, 2.0, 0, PAGE_SIZE, layout)
+    host = host_pool(device_pool, 2.0, PAGE_SIZE, layout, pin_memory=True)
     before = [buffer.clone() for buffer in (*device_pool.k_buffer, *device_pool.v_buffer)]
     source, on_host, target = slots(5, 1, 2), slots(0, 7, 3), slots(3, 6, 4)
     host.backup_from_device_all_layer(device_pool, on_host, source, "direct")
@@ -56,7 +56,7 @@ def test_pages_come_back_from_the_host_unchanged(device_pool: MHATokenToKVPool, 
 
 @pytest.mark.parametrize("pin_memory", [True, False])
 def test_host_memory_is_never_pinned(device_pool: MHATokenToKVPool, pin_memory: bool) -> None:
-    host = MHATokenToKVPoolHost(device_pool, 2.0, 0, PAGE_SIZE, "page_first_direct", pin_memory)
+    host = host_pool(device_pool, 2.0, PAGE_SIZE, "page_first_direct", pin_memory=pin_memory)
     assert host.pin_memory is False
     page = host.get_dummy_flat_data_page()  # what a storage prefetch reads into
     assert not page.is_pinned()

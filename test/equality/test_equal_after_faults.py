@@ -17,6 +17,7 @@ from sglang_importance.operations.handlers import OPERATIONS
 
 from support.browser import NoBrowser, open_browser
 from support.callbacks import BESIDE, LEARNING, ON_FLUSH, RECORDING, WITH_STORAGE, name_of
+from support.config_file import config_flags
 from support.python_path import FAULTS, TEST, python_path
 from support.served import script_server
 from support.servers import ServerProcess
@@ -90,7 +91,7 @@ def breakable(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     plan = folder / "plan.json"
     plan.write_text("{}")
     flags = (
-        *("--kv-policy", "importance", "--kv-importance-g", "on", "--page-size", "16", *TIER_FLAGS),
+        *("--kv-policy", "importance", *config_flags(signal={"g": "on"}), "--page-size", "16", *TIER_FLAGS),
         *("--kv-importance-trace", str(folder / "recording")),
     )
     env = python_path(FAULTS / "kv_callback_fault", TEST) | {"KV_CALLBACK_FAULT_FILE": str(plan)}

@@ -10,6 +10,7 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 from support.workloads.exchanges import TIER_FLAGS, Exchange, Replay, replay, replay_long_answers_at_once
@@ -22,7 +23,7 @@ TIERS = ("device", "host", "storage")
 def importance_server(model: Path, *flags: str) -> ServerProcess:
     # Little room is kept for answers that are still to come, so that running requests are retracted.
     return script_server(
-        *("--kv-policy", "importance", "--kv-importance-g", "on", *TIER_FLAGS),
+        *("--kv-policy", "importance", *config_flags(signal={"g": "on"}), *TIER_FLAGS),
         *("--schedule-conservativeness", "0.05", *flags),
         model=model,
     )

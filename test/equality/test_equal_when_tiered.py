@@ -11,6 +11,7 @@ import pytest
 from sgl_importance.metrics_table import PREFIX
 from sglang_importance.launch.server_findings import server_findings
 
+from support.config_file import config_flags
 from support.nightly_cases import rest_nightly
 from support.python_path import FAULTS, python_path
 from support.served import script_server
@@ -27,7 +28,7 @@ from support.workloads.exchanges import (
 
 pytestmark = pytest.mark.server
 
-SCORES = ("--kv-importance-g", "on")
+SCORES = config_flags(signal={"g": "on"})
 LONG_PROMPT_TOKENS = 8000
 
 

@@ -169,6 +169,8 @@ def test_the_score_mod_costs_upstream_s_kernel_no_blocks(page_size: int, group: 
         "PAGE_SIZE": page_size,
         "USE_FORCED": False,
         "forced_kv_splits": 0,
+        "uneven_batch": None,  # 0.5.23
+        "ROTATE_BATCH": False,
     }
     stock_constants = {"SCORE_MOD": None, "Aux0": None, "aux0_stride_t": 0, "aux0_stride_h": 0, "aux0_len": 0}
     pointers = dict.fromkeys(("Q", "K_Buffer", "V_Buffer"), "*bf16") | dict.fromkeys(

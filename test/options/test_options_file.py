@@ -37,8 +37,8 @@ def test_every_option_has_a_flag_or_a_key_and_no_two_share_one() -> None:
         ("interval = 3", "there is no interval: did you mean interval under [signal]?"),
         ("[sparse]\nbudget = 3", "sparse.budget is given as a flag: --kv-sparse-budget"),
         ("policy = 'observe'", "policy is given as a flag: --kv-policy"),
-        ("[xyz]\nqqq = 1", "there is no xyz.qqq: the keys are signal.interval, "),
-        ("[sparse]\nresident_bias = 1", "there is no sparse.resident_bias: the keys are signal.interval, "),
+        ("[xyz]\nqqq = 1", "there is no xyz.qqq: the keys are signal.g, "),
+        ("[sparse]\nresident_bias = 1", "there is no sparse.resident_bias: the keys are signal.g, "),
         (
             "[signal]\nhalf_life = 1",
             "there is no signal.half_life: did you mean half_life_queries under [signal]?",

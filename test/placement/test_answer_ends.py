@@ -72,9 +72,12 @@ def test_no_parser_of_sglang_takes_a_token_of_text_for_a_call(
     """What no parser is asked for is not a marker, and a model without the tokens of a format has none."""
     with caplog.at_level(logging.INFO):
         found = markers_of(parser)
+    assert parser in caplog.text
+    if parser == "response_template":  # 0.5.23: the tokenizer has to bring a template
+        assert found is None
+        return
     assert found is not None
     assert not found.tool_call_ids & {ADDED[each] for each in ("<|im_end|>", "</tool_call>", "<think>")}
-    assert parser in caplog.text
     without = markers_of(parser, SimpleNamespace())
     assert without == AnswerMarkers(frozenset(), mark_every_call=False)
 

@@ -71,14 +71,13 @@ def test_the_operators_page_size_wins(parse: Parse, page_size: int) -> None:
 def test_flags_and_file_reach_the_options(parse: Parse) -> None:
     server_args = parse(
         *("--kv-policy", "observe", "--kv-importance-source", "torch_native"),
-        *("--kv-importance-g", "on", "--kv-importance-pin-budget", "0.1"),
-        *config_flags(signal={"interval": 3, "layers": [2, 0], "half_life_queries": 1.5}),
+        *("--kv-importance-pin-budget", "0.1"),
+        *config_flags(signal={"g": "on", "interval": 3, "layers": [2, 0], "half_life_queries": 1.5}),
     )
     assert _options(server_args) == ImportanceOptions(
         policy="observe",
         source="torch_native",
-        g="on",
-        signal=SignalOptions(interval=3, layers=(0, 2), half_life_queries=1.5),
+        signal=SignalOptions(g="on", interval=3, layers=(0, 2), half_life_queries=1.5),
         pins=PinOptions(budget=0.1),
     )
 
@@ -104,7 +103,6 @@ def test_a_flag_of_an_earlier_release_says_where_its_option_is(
     ("yaml", "name", "expected"),
     [
         ("kv-importance-pin-budget: 0.5", "pins.budget", 0.5),
-        ("kv-importance-g: off", "g", "off"),
         ("kv-importance-pin-budget: null", "pins.budget", 0.2),
         ("kv-importance-store: off", "store.directory", ""),
         ("kv-importance-store: null", "store.directory", ""),
@@ -168,7 +166,6 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
         ("--kv-importance-trace ~nobody-here", "--kv-importance-trace '~nobody-here' is in the home of no"),
         ("--kv-importance-ledger ~nobody-here", "--kv-importance-ledger '~nobody-here' is in the home of no"),
-        ("--kv-importance-g maybe", "argument --kv-importance-g: invalid choice: 'maybe'"),
     ],
 )
 def test_a_bad_value_is_one_error(
@@ -210,10 +207,9 @@ def test_an_option_of_what_is_off_is_refused(chosen: dict[str, Any], needs: str)
 
 
 def test_options_name_every_bad_value_at_once() -> None:
-    with pytest.raises(ValueError, match=re.escape("--kv-importance-g must be")) as error:
+    with pytest.raises(ValueError, match=re.escape("signal.g of --kv-importance-config must be")) as error:
         ImportanceOptions(
-            signal=SignalOptions(interval=True, window=-3),
-            g="x",  # type: ignore[arg-type]
+            signal=SignalOptions(g="x", interval=True, window=-3),  # type: ignore[arg-type]
             source=None,  # type: ignore[arg-type]
         )
     for name in ("signal.interval of --kv-importance-config", "--kv-importance-source"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance.options.placement_options import StoreOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sglang_importance.attention.score_sources import (
@@ -75,13 +76,13 @@ def test_a_producer_found_is_nothing_to_speak_of(caplog: pytest.LogCaptureFixtur
 def test_tokens_that_read_all_pages_are_scored_beside_a_selector(caplog: pytest.LogCaptureFixture) -> None:
     sparse = ImportanceOptions(
         policy="importance",
-        g="on",
+        signal=SignalOptions(g="on"),
         tiered=TieredOptions(residency="tiered"),
         sparse=SparseOptions(selector="bits"),
     )
     assert settle_source(resolved("cpu", "torch_native"), sparse).source == "torch_native"
     assert caplog.text == ""
-    assert settle_source(resolved("cuda", "triton"), replace(sparse, g="auto")).source == "none"
+    assert settle_source(resolved("cuda", "triton"), replace(sparse, signal=SignalOptions())).source == "none"
 
 
 def test_none_is_said_in_one_line_with_what_could_be_tried(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,8 +115,8 @@ def test_stock_with_a_store_needs_no_source() -> None:
 @pytest.mark.parametrize(
     ("options", "need"),
     [
-        ({"g": "on"}, "--kv-importance-g 'on'"),
-        ({"g": "shuffled"}, "--kv-importance-g 'shuffled'"),
+        ({"signal.g": "on"}, "signal.g of --kv-importance-config 'on'"),
+        ({"signal.g": "shuffled"}, "signal.g of --kv-importance-config 'shuffled'"),
         (
             {"trace.directory": "records", "trace.detail": "steps"},
             "trace.detail of --kv-importance-config 'steps'",
@@ -153,4 +154,4 @@ def test_modes_whose_attention_nobody_has_read_go_without_scores(
     ((flag, value),) = mode.items()
     assert f"(--{flag.replace('_', '-')} {value}); reuse is predicted all the same" in line
     with pytest.raises(LaunchRefused, match=r"drop it$"):
-        settle_source(args, ImportanceOptions(policy="importance", g="on"))
+        settle_source(args, ImportanceOptions(policy="importance", signal=SignalOptions(g="on")))

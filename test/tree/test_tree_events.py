@@ -207,9 +207,9 @@ def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
     return important, recent
 
 
-@pytest.mark.parametrize(("g", "victim"), [("on", "recent"), ("off", "important"), ("auto", "important")])
+@pytest.mark.parametrize(("g", "victim"), [("on", "recent"), ("off", "important")])
 def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver, g: str, victim: str):
-    driver = make_driver(options=ImportanceOptions(policy="importance", g=g))
+    driver = make_driver(options=ImportanceOptions.of({"policy": "importance", "signal.g": g}))
     important, recent = important_and_recent(driver)
     names = {important[0]: "important", recent[0]: "recent"}
     remaining = {names[node.key.token_ids[0]] for node in driver.component.state.tree.nodes()}

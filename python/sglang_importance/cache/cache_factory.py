@@ -154,8 +154,8 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
 
 def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
     """The policy that the operator chose, g on or off, or a control arm in place of both."""
-    if options.g == "shuffled":
-        control: ImportancePolicy = load_control(options.g)(cost)
+    if options.signal.g == "shuffled":
+        control: ImportancePolicy = load_control(options.signal.g)(cost)
         return control
     return ImportancePolicy(cost, use_importance=options.use_importance)
 

@@ -39,7 +39,7 @@ def check_control(options: ImportanceOptions) -> None:
     Raises:
         LaunchRefused: one is not installed.
     """
-    controls = {"g": ("shuffled",), "sparse.selector": CONTROL_SELECTORS}
+    controls = {"signal.g": ("shuffled",), "sparse.selector": CONTROL_SELECTORS}
     for place in (place for place, arms in controls.items() if options.at(place) in arms):
         try:
             load_control(options.at(place))

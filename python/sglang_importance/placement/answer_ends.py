@@ -100,7 +100,11 @@ def answer_markers(parser: str | None, tokenizer: Any) -> AnswerMarkers | None:
         return None
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    detector = FunctionCallParser(tools=[], tool_call_parser=parser, tokenizer=tokenizer).detector
+    try:
+        detector = FunctionCallParser(tools=[], tool_call_parser=parser, tokenizer=tokenizer).detector
+    except ValueError as error:  # 0.5.23: response_template, where the tokenizer has no template
+        logger.info("KV importance: no call of --tool-call-parser %s is recognised: %s", parser, error)
+        return None
     # Tokenizers that are not of transformers do not say which of their tokens are added ones.
     added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     markers = find_markers(detector, added)

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.config_file import config_flags
 from support.models import write_random_llama
 from support.servers import ServerProcess
 from support.workloads.exchanges import Exchange, ask
@@ -54,7 +55,8 @@ def server(
 ) -> Iterator[ServerProcess]:
     """Under ``importance``, with three tiers and a ledger, and without a key: everything can be reached."""
     flags = [
-        *("--kv-policy", "importance", "--kv-importance-g", "on", "--page-size", str(PAGE)),
+        *("--kv-policy", "importance", "--page-size", str(PAGE)),
+        *config_flags(signal={"g": "on"}),
         *("--max-total-tokens", str(POOL), "--enable-hierarchical-cache", "--hicache-ratio", "2"),
         *("--kv-importance-store", str(tmp_path_factory.mktemp("store"))),
     ]

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.observation_options import SignalOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
@@ -100,7 +101,7 @@ class Soak:
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
-            g="on" if self.uses_g else "auto",
+            signal=SignalOptions(g="on" if self.uses_g else "off"),
         )
         self.recorder = None
         if self.record_to is not None:

@@ -18,6 +18,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.observe.trace.records import Fold
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.observation_options import SignalOptions
@@ -33,6 +34,7 @@ from sgl_importance_lab.offline.request_steps import (
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sgl_importance_lab.study.recording import Query, Recording
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
 SLOT = 1
 
@@ -117,6 +119,10 @@ def sequence_tokens(
     )
 
 
+class LearningEnded(ImportanceError):
+    """A replay of ours went over to LRU, as a server would; its numbers are not the policy's."""
+
+
 class TreeReplay:
     """One pass over a recording.
 
@@ -158,9 +164,17 @@ class TreeReplay:
         )
 
     def run(self) -> Iterator[tuple[Query, int]]:
-        """Each query with the prompt tokens that it found in the cache."""
+        """Each query with the prompt tokens that it found in the cache.
+
+        Raises:
+            LearningEnded: a fault ended learning, and what came behind it was LRU's.
+        """
         for order, query in enumerate(self._recording.queries):
             yield query, self._serve(order, query)
+        if isinstance(self._cache, ImportanceRadixCache):
+            fallback = self._cache.importance.state.faults.fallback
+            if fallback is not None:
+                raise LearningEnded(f"a fault in {fallback.place} ended learning: {fallback.error}")
 
     def _serve(self, order: int, query: Query) -> int:
         prompt, output = sequence_tokens(query, order, self._page_size, len(self._recording.digests))

@@ -12,6 +12,7 @@ from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.study_command import replay_arms
 from sgl_importance_lab.offline.tree_replay import (
+    LearningEnded,
     TreeReplay,
     fidelity,
     hit_tokens,
@@ -88,6 +89,18 @@ def test_every_arm_runs_where_a_request_fits() -> None:
         assert all(len(hits) == len(recording.queries) for hits in one.hits.values())
     smallest = replayed[0]
     assert 0 < sum(smallest.hits["lru"]) < sum(endless_cache(recording))
+
+
+def test_a_replay_that_went_over_to_lru_has_no_numbers() -> None:
+    class Broken(ImportancePolicy):
+        def value(self, *arguments, **named):
+            raise RuntimeError("a policy that cannot rank")
+
+    recording = make_recording(drawn_requests(0))
+    policy = Broken(CostModel(**COST))
+    replay = TreeReplay(recording, capacity_pages=smallest_capacity(recording), policy=policy)
+    with pytest.raises(LearningEnded, match="a policy that cannot rank"):
+        hit_tokens(replay)
 
 
 def test_folds_reach_the_policy() -> None:
