@@ -211,10 +211,7 @@ def attend_pool(
     # What is less than a chunk takes less time than to wake a thread.
     num_threads = max(1, min(torch.get_num_threads(), first // CHUNK_TOKENS))
     bounds = [len(chunks) * thread // num_threads for thread in range(num_threads + 1)]
-    others = [
-        _helpers(num_threads - 1).submit(attend, *bounds[thread : thread + 2])
-        for thread in range(1, num_threads)
-    ]
+    others = [_helpers().submit(attend, *bounds[thread : thread + 2]) for thread in range(1, num_threads)]
     attend(*bounds[:2])
     for other in others:
         other.result()
@@ -241,6 +238,6 @@ def _whole_rows(buffer: torch.Tensor) -> torch.Tensor | None:
 
 
 @cache
-def _helpers(number: int) -> ThreadPoolExecutor:
-    """Threads beside the one that calls."""
-    return ThreadPoolExecutor(number, thread_name_prefix="attention")
+def _helpers() -> ThreadPoolExecutor:
+    """Threads beside the one that calls, as many as torch has; idle ones cost nothing but their stacks."""
+    return ThreadPoolExecutor(torch.get_num_threads() - 1, thread_name_prefix="attention")
