@@ -11,7 +11,7 @@ import torch
 
 from sgl_importance_kernels.jit import njit
 from sgl_importance_kernels.sparse import bits_scan
-from sgl_importance_kernels.sparse.bit_tables import BitTables
+from sgl_importance_kernels.sparse.bit_tables import HEADER_BYTES, BitTables
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.triton.estimates import Estimates
@@ -116,6 +116,7 @@ class LayerPages:
             tables.steps.numpy(),
             self.numbers.numpy(),
             self.host_keys.shape[1],
+            queries.shape[2] + HEADER_BYTES,
             logits.numpy(),
         )
         return logits.flatten(0, 2)

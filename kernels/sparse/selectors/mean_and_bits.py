@@ -14,7 +14,7 @@ from sgl_importance_kernels.sparse.bit_tables import (
     BitTables,
     KeyStatistics,
 )
-from sgl_importance_kernels.sparse.nibble_sums import CHUNK
+from sgl_importance_kernels.sparse.bits_scan import CHUNK
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 
 if TYPE_CHECKING:

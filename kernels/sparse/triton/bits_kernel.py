@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from sgl_importance_kernels.sparse.bit_tables import FACTORS_PER_DOUBLING, HEADER_BYTES, MOST_BITS, BitTables
-from sgl_importance_kernels.sparse.nibble_sums import CHUNK
+from sgl_importance_kernels.sparse.bits_scan import CHUNK
 from sgl_importance_kernels.sparse.triton.estimates import Estimates, store_estimates
 
 BLOCK_PAGES = 16
