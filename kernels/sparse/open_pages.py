@@ -161,9 +161,9 @@ class OpenPages:
             if len(pages):
                 self.close(pages)
             return None
-        # Frames are known, and each holds its page unless it was freed since.
-        is_held = self.frame_of[pages] == frames
-        self.page_in[frames] = torch.where(is_held, -1, self.page_in[frames])
+        # Each frame holds its page unless that was freed since. Padding has none, and adds 0 to the first.
+        is_held = (frames >= 0) & (self.frame_of[pages] == frames)
+        self.page_in.index_add_(0, frames.clamp(min=0), torch.where(is_held, -1 - pages, 0))
         self.frame_of[pages] = torch.where(is_held, -1, self.frame_of[pages])
         return torch.where(is_held, pages, 0), frames
 

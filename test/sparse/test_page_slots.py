@@ -20,6 +20,17 @@ def empty_pool(dim: int) -> list[torch.Tensor]:
     return [torch.zeros(PAGES * PAGE, HEADS, dim) for _ in range(LAYERS)]
 
 
+@pytest.mark.parametrize("completed", [(0,), (0, 1)])
+def test_padding_that_is_told_as_completed_gives_no_frame_back(completed: tuple[int, ...]) -> None:
+    pages = OpenPages(2, PAGES, PAGE, "cpu")
+    pages.plan_step(torch.tensor([PAGE, 2 * PAGE]), [])
+    assert pages.page_in.tolist() == [1, 2]
+    pages.plan_step(torch.tensor([0, 2 * PAGE + 1]), completed)
+    pages.close_completed()
+    pages.check_integrity()
+    assert pages.page_in.tolist() == [1, -1 if 1 in completed else 2]
+
+
 class TieredPool(RuleBasedStateMachine):
     """Requests that grow by some tokens at a time, are read, and end."""
 
