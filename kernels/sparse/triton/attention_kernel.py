@@ -14,6 +14,11 @@ SPLIT_PAGES = 16
 """Pages of a row that one program reads: always the same ones, whatever else is in the batch."""
 
 
+def stages_of(dtype: torch.dtype) -> int:
+    """Tiles of keys and values, of a type, that are on their way at a time: as shared memory has room for."""
+    return 1 if dtype == torch.float32 else 3
+
+
 @triton.jit(do_not_specialize=["num_slots", "max_places", "num_splits"])
 def _attend_kernel(
     Q,
@@ -220,5 +225,6 @@ def attend_places(
         PAGE_TILE=page_tile,
         SPLIT=SPLIT_PAGES,
         DOT_DTYPE=dot_dtype(slots[0].dtype),
+        num_stages=stages_of(slots[0].dtype),
     )
     return log_sums

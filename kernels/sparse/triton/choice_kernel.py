@@ -13,7 +13,8 @@ from sgl_importance_kernels.triton.tiles import log_sum
 WARPS = 8
 MOST_PAGES = 4096
 """Pages of a context that one program holds in its registers: 65,536 tokens in pages of 16."""
-PAGES_AT_A_TIME = 256
+ESTIMATES_AT_A_TIME = 8192
+"""Of all heads: of so many pages as a program holds beside the context."""
 _FORCED = 0x7FFFFFFF  # above the key of every share
 _LARGEST_KEY = 0x7F800000  # of a share of 1
 
@@ -111,6 +112,11 @@ def _choice_kernel(
     tl.store(Shares + row * width, 0.0)
 
 
+def pages_at_a_time(block_h: int) -> int:
+    """Pages whose estimates are read together, by ``BLOCK_H`` of the kernel."""
+    return min(256, ESTIMATES_AT_A_TIME // block_h)
+
+
 def can_choose(contexts: Contexts) -> bool:
     """Whether the kernel holds the contexts."""
     return contexts.pages.shape[1] <= MOST_PAGES
@@ -132,6 +138,7 @@ def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[
     width = contexts.most_chosen + 1
     device = estimates.logits.device
     assert contexts.pages.is_contiguous()
+    block_h = max(2, triton.next_power_of_2(heads))
     log_shares = torch.empty(num_rows, most, dtype=torch.float32, device=device)
     chosen = torch.empty(num_rows, width, dtype=torch.int64, device=device)
     shares = torch.empty(num_rows, width, dtype=torch.float32, device=device)
@@ -149,9 +156,9 @@ def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[
         rule.num_sinks(contexts.page_size),
         rule.window_tokens,
         HEADS=heads,
-        BLOCK_H=max(2, triton.next_power_of_2(heads)),
+        BLOCK_H=block_h,
         PAGE_SIZE=contexts.page_size,
-        BLOCK_PAGES=PAGES_AT_A_TIME,
+        BLOCK_PAGES=pages_at_a_time(block_h),
         BLOCK_ALL=triton.next_power_of_2(most),
         BLOCK_CHOSEN=triton.next_power_of_2(width),
         FORCED=_FORCED,

@@ -101,8 +101,15 @@ def _keep_kernel(
         tl.store(IsBuilt + of_page, 1)
 
 
-def warps_of(page_size: int) -> int:
-    """So many that the numbers of a page fit their registers."""
+def warps_of(page_size: int, block_bytes: int) -> int:
+    """So many that the numbers of a page fit their registers.
+
+    Args:
+        page_size: tokens per page.
+        block_bytes: ``BLOCK_BYTES`` of the kernel; a few layers of a model have many more than the others.
+    """
+    if block_bytes > 64:
+        return 16
     return 4 * max(1, min(4, triton.next_power_of_2(page_size) // 16))
 
 
@@ -141,6 +148,7 @@ def keep_pages(
     assert keys.is_contiguous()
     assert kept.is_contiguous()
     code_bytes = (most_bytes - head_dim - HEADER_BYTES) // page_size
+    block_bytes = max(1, triton.next_power_of_2(code_bytes))
     _keep_kernel[(len(pages), kv_heads, layers)](
         keys,
         rows,
@@ -163,6 +171,6 @@ def keep_pages(
         PAGE_SIZE=page_size,
         BLOCK_T=triton.next_power_of_2(page_size),
         BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_BYTES=max(1, triton.next_power_of_2(code_bytes)),
-        num_warps=warps_of(page_size),
+        BLOCK_BYTES=block_bytes,
+        num_warps=warps_of(page_size, block_bytes),
     )
