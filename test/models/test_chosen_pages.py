@@ -1,4 +1,4 @@
-"""A family whose layers ask for the KV pool before they attend answers from tiered pages that `bits` chose."""
+"""A family whose layers ask for the KV pool before they attend answers from tiered pages that bits chose."""
 
 from __future__ import annotations
 
