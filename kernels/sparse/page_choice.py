@@ -11,6 +11,9 @@ import torch
 
 from sgl_importance_kernels.sparse.upload import upload
 
+MOST_PAGES = 4096
+"""Pages of a context that one program of Triton's holds in its registers: 65,536 tokens in pages of 16."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import torch
 import triton.language as tl
 
+from sgl_importance_kernels.sparse.page_choice import MOST_PAGES
 from sgl_importance_kernels.sparse.triton import (
     attention_kernel,
     bits_kernel,
@@ -202,7 +203,7 @@ KERNELS = [
         id="page_write",
     ),
     page_choice(2048),
-    page_choice(choice_kernel.MOST_PAGES),
+    page_choice(MOST_PAGES),
     page_choice(2048, heads=64),
     page_choice(2048, heads=128),
     page_slots(slot_kernel._count_kernel),

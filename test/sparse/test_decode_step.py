@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl_importance_kernels.sparse.page_choice import MOST_PAGES
 from sglang_importance.sparse import decode_step
-from sglang_importance.sparse.decode_step import STEP_PAGES, parts
+from sglang_importance.sparse.decode_step import STEP_PAGES, choosing_parts, parts
 
 from support.drivers.attention_driver import NUM_LAYERS, Sequence
 from support.drivers.choosing_driver import PROMPT, ChoosingDriver
@@ -31,6 +32,13 @@ def test_parts_are_all_spans_in_order_each_as_large_as_may_be(lengths: list[int]
 
     assert all(len(part) == 1 or pages(part) <= STEP_PAGES for part in divided)
     assert all(pages([*part, behind[0]]) > STEP_PAGES for part, behind in pairwise(divided))
+
+
+def test_a_context_that_no_kernel_holds_is_chosen_among_apart() -> None:
+    spans = [SimpleNamespace(pages=range(length)) for length in (9, MOST_PAGES + 1, MOST_PAGES, 3)]
+    divided = list(choosing_parts(spans))  # type: ignore[arg-type]
+    assert divided == [[spans[0], spans[2], spans[3]], [spans[1]]]
+    assert list(choosing_parts(spans[:1])) == [spans[:1]]  # type: ignore[arg-type]
 
 
 def computed_again() -> tuple[ChoosingDriver, list[torch.Tensor]]:

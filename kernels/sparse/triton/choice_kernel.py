@@ -6,13 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
+from sgl_importance_kernels.sparse.page_choice import MOST_PAGES, ChoiceRule, Contexts
 from sgl_importance_kernels.sparse.triton.estimates import Estimates
 from sgl_importance_kernels.triton.tiles import log_sum
 
 WARPS = 8
-MOST_PAGES = 4096
-"""Pages of a context that one program holds in its registers: 65,536 tokens in pages of 16."""
 ESTIMATES_AT_A_TIME = 8192
 """Of all heads: of so many pages as a program holds beside the context."""
 _FORCED = 0x7FFFFFFF  # above the key of every share

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 
+from sgl_importance_kernels.sparse.page_choice import MOST_PAGES
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sglang_importance.attention.source import request_table
 from sglang_importance.sparse.captured_steps import CapturedSteps
@@ -45,8 +46,6 @@ class CapturedTieredBackend(TieredAttentionBackend):
         self._rids: Sequence[str] = ()
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        from sgl_importance_kernels.sparse.triton.choice_kernel import MOST_PAGES  # a CPU needs no Triton
-
         size = self.token_to_kv_pool.page_size
         most = min(MOST_PAGES, -(-request_table(self.req_to_token_pool).shape[1] // size))
         assert self._chooser is not None

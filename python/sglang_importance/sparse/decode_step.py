@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sgl_importance.sparse.selection_rule import Selection
-from sgl_importance_kernels.sparse.page_choice import Contexts
+from sgl_importance_kernels.sparse.page_choice import MOST_PAGES, Contexts
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.upload import upload
 
@@ -66,6 +66,12 @@ def parts(spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
             start, most = at, len(span.pages)
     if start < len(spans):
         yield spans[start:]
+
+
+def choosing_parts(spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
+    """As ``parts``, with contexts apart that no kernel holds: what chooses among them rounds otherwise."""
+    for is_held in (True, False):
+        yield from parts([span for span in spans if (len(span.pages) <= MOST_PAGES) == is_held])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sgl_importance_kernels.sparse.streamed_attention import (
     stream_attention,
 )
 from sglang_importance.attention.source import request_table
-from sglang_importance.sparse.decode_step import Choice, DecodeStep, Span, parts
+from sglang_importance.sparse.decode_step import Choice, DecodeStep, Span, choosing_parts, parts
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -150,7 +150,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             else:
                 reading.append(span)
         self._steps = []
-        for part in parts(choosing):
+        for part in choosing_parts(choosing):
             self._ensure(part)
             self._steps.append(DecodeStep.of(part, table, pool.page_size, self._chooser))
         self._steps += [DecodeStep.of(part, table, pool.page_size, None) for part in parts(reading)]
