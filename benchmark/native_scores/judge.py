@@ -36,7 +36,7 @@ from benchmark.results import print_rows, write_results
 from benchmark.sparse.real.choosing import Estimator, exact_answers, of_selector
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from benchmark.sparse.real_model import PAGE, arm_row, selector_of
-from sgl_importance_lab.trained_model.model_shape import UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
 
 ARMS = "oracle,bits,shared/sum,dim16/sum,dim32/sum,dim32/max"
 """Selectors; ``shared`` is exact attention of all heads together, ``dimN`` the indexer of N dimensions."""

@@ -10,7 +10,7 @@ from benchmark.native_scores.training import Trained
 from benchmark.sparse.real.summary import KINDS
 from sgl_importance_lab.selectors.registry import ALL_SELECTORS
 from sgl_importance_lab.study.statistics import Estimate, mean_of, ratio_of
-from sgl_importance_lab.trained_model.model_shape import Shape
+from sgl_importance_lab.trained_model.decoder_shape import Shape
 
 PAGE, BF16_BYTES, UNIT_BYTES = 16, 2, 4
 POST_HOC = ("mass", "peak")

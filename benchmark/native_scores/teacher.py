@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
-from sgl_importance_lab.trained_model.model_shape import UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
 
 FIRST_ROW = 256
 """Position of the first query that is learned from: earlier ones have little to choose."""

@@ -32,7 +32,7 @@ from benchmark.native_scores.teacher import FIRST_ROW, WatchedDecoder, read_less
 from benchmark.native_scores.texts import passages
 from benchmark.native_scores.training import train_layer
 from benchmark.sparse.real.windows import NoText, default_texts, text_at
-from sgl_importance_lab.trained_model.model_shape import UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
 
 OF_KIND = 12
 """Passages that each text is divided into; how many are learned from is for ``--lessons`` to say."""

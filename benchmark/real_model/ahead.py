@@ -40,7 +40,7 @@ from benchmark.sparse.real.windows import NoText, Task, Window, default_texts, m
 from benchmark.sparse.real_model import PAGE, selector_of
 from sgl_importance_lab.study.statistics import Estimate, mean_of, ratio_of
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
-from sgl_importance_lab.trained_model.model_shape import UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
 
 KINDS = ("plain", "quoted")
 ORDERS = ("exact", "last step", "last layer", "resident")

@@ -30,7 +30,7 @@ from benchmark.results import RESULTS
 from benchmark.sparse.real.choosing import of_selector
 from benchmark.sparse.real_model import selector_of
 from sgl_importance_lab.trained_model.decoder import Decoder
-from sgl_importance_lab.trained_model.model_shape import Shape, UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import Shape, UnknownModel
 from sgl_importance_lab.workload.real_text import (
     TextShape,
     make_text_workload,

@@ -49,7 +49,7 @@ from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_lab.selectors.registry import ALL_SELECTORS
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
-from sgl_importance_lab.trained_model.model_shape import UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
 
 PAGE = 16
 BF16_BYTES = 2

@@ -1,4 +1,4 @@
-"""A decoder in float32, of an architecture in ``model_shape``, whose attention the caller computes."""
+"""A decoder in float32, of an architecture in ``decoder_shape``, whose attention the caller computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from sgl_importance_lab.trained_model.model_shape import COPY_AGAIN, Shape, UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import COPY_AGAIN, Shape, UnknownModel
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes a layer, queries [tokens, heads, dimension], keys and values [tokens, KV heads, dimension] of the new

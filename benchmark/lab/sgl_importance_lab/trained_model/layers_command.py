@@ -62,7 +62,7 @@ def layers_command(
 
     from sgl_importance_lab.trained_model.decoder import Decoder
     from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
-    from sgl_importance_lab.trained_model.model_shape import UnknownModel
+    from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
     from sgl_importance_lab.trained_model.planted_questions import SHARE, ask_document
 
     check_outputs(json_file)

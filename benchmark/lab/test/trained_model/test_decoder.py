@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
-from sgl_importance_lab.trained_model.model_shape import Shape, UnknownModel
+from sgl_importance_lab.trained_model.decoder_shape import Shape, UnknownModel
 from sglang_importance import cpu
 
 from support.models import TINY_LLAMA
