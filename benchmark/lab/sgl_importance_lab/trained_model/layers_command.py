@@ -61,8 +61,8 @@ def layers_command(
     import torch
 
     from sgl_importance_lab.trained_model.decoder import Decoder
-    from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
     from sgl_importance_lab.trained_model.decoder_shape import UnknownModel
+    from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
     from sgl_importance_lab.trained_model.planted_questions import SHARE, ask_document
 
     check_outputs(json_file)

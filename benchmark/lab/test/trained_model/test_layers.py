@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from sgl_importance_lab.conformance.page_scores import PageScores, layer_page_scores
 from sgl_importance_lab.trained_model.decoder import Decoder, Prefill
+from sgl_importance_lab.trained_model.decoder_shape import Shape
 from sgl_importance_lab.trained_model.layer_choice import CalibrationError, calibrate
 from sgl_importance_lab.trained_model.layers_command import app
-from sgl_importance_lab.trained_model.decoder_shape import Shape
 from sgl_importance_lab.trained_model.planted_questions import (
     MOST_OBSERVED,
     PAGE,
