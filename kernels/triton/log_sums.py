@@ -116,10 +116,6 @@ class DecodeLogSums(LogSums):
         header[:, 1] = local_tokens
         self._table = header[:, self.SETTINGS :]
 
-    @property
-    def max_batch(self) -> int:
-        return int(self._table.shape[1])
-
     def aux(self, layer: int) -> torch.Tensor:
         """The tensor that ``score_mod`` is handed for a layer, float32 [any, num_heads, max_pages + 2]."""
         return self.storage[layer]

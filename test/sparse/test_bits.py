@@ -18,6 +18,7 @@ from sgl_importance_kernels.sparse.bit_tables import (
     KeyStatistics,
 )
 from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.selectors import mean_and_bits
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 
 LAYERS, PAGES, KV_HEADS, GROUP, DIM = 2, 24, 2, 3, 32
@@ -32,9 +33,9 @@ def drawn(seed: int, page_size: int, pages: int = PAGES) -> tuple[torch.Tensor, 
     return keys, torch.randn(LAYERS, pages * page_size, KV_HEADS * GROUP, DIM, generator=draws)
 
 
-def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: float = 27 / 16) -> MeanAndBits:
+def calibrated(keys: torch.Tensor, queries: torch.Tensor) -> MeanAndBits:
     page_size = keys.shape[2]
-    selector = MeanAndBits(page_size, bits_per_channel)
+    selector = MeanAndBits(page_size)
     selector.calibrate(KeyStatistics.of(keys.flatten(1, 2), queries, page_size))
     return selector
 
@@ -94,12 +95,13 @@ def test_estimates_are_the_largest_products_with_the_keys_made_again(
     )
 
 
-def test_more_bits_leave_less_of_a_key() -> None:
+def test_more_bits_leave_less_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, queries = drawn(0, 16)
     around = keys[0] - keys[0].mean(dim=1, keepdim=True)
     left = []
     for bits in (0.5, 1, 1.5, 3):
-        selector = calibrated(keys, queries, bits)
+        monkeypatch.setattr(mean_and_bits, "BITS_PER_CHANNEL", bits)
+        selector = calibrated(keys, queries)
         again = made_again(selector, 0, *selector.keep(0, keys[0]))
         left.append(float((again - keys[0]).square().sum() / around.square().sum()))
     assert left == sorted(left, reverse=True)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.triton.estimates import Estimates
 
 BITS_PER_CHANNEL = 27 / 16
-"""With mean, factor and unit 7 % of a page's keys and values in bf16."""
+"""Of a token's codes, as a mean over channels and layers: with mean, factor and unit 7 % of a page's keys and
+values in bf16."""
 
 
 class MeanAndBits(Selector):
@@ -34,7 +35,6 @@ class MeanAndBits(Selector):
 
     Args:
         page_size: tokens per page; a multiple of 16.
-        bits_per_channel: bits of a token's codes, as a mean over channels and layers.
 
     Raises:
         ValueError: of another page size; the message names the cure.
@@ -42,14 +42,13 @@ class MeanAndBits(Selector):
 
     product = "bits"
 
-    def __init__(self, page_size: int, bits_per_channel: float = BITS_PER_CHANNEL) -> None:
+    def __init__(self, page_size: int) -> None:
         if page_size % CHUNK:
             raise ValueError(
                 f"codes of {CHUNK} tokens lie together, and a page of {page_size} would end among them: use "
                 f"--page-size {CHUNK}"
             )
         super().__init__(page_size)
-        self._bits_per_channel = bits_per_channel
         self._tables: BitTables | None = None
         self._bits_of_layers: list[int] = []
 
@@ -143,4 +142,4 @@ class MeanAndBits(Selector):
         return head_dim + HEADER_BYTES + bits * self._page_size // 8
 
     def _bits(self, head_dim: int) -> int:
-        return int(self._bits_per_channel * head_dim)
+        return int(BITS_PER_CHANNEL * head_dim)
