@@ -12,6 +12,13 @@ can earn, over all times at which one could give it up. It is Gittins' index (19
 "hold this node until its next visit, or give up": hit density (LHD, Beckmann, Chen, Cidon, NSDI 2018) with
 the best horizon instead of an endless one. A node that is never visited within 100 requests and often
 after 200 gains worth while it waits, so the ranking is not monotone in age.
+
+A few hundred intervals over some forty ages make a hazard that goes up and down by chance, and an order of
+victims that follows it is worse than recency. So hazards are drawn towards what is simpler, by as much of the
+difference as chance may explain (after the positive part of James and Stein, 1961): those of all intervals
+towards a trend that only falls with age, and those of a class towards what its prior says.
+
+All that is compiled stands in this file: numba's cache does not see when another one changes.
 """
 
 from __future__ import annotations
@@ -23,8 +30,14 @@ import numpy as np
 
 from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray, bucket_widths
 from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_COUNTED_LEVELS, VISIT_STARTS
-from sgl_importance.reuse.shrinkage import falling_trend, shrink
 from sgl_importance_kernels.jit import njit
+
+DEVIATIONS = 2.0
+"""Standard deviations of chi-square above its mean that count as chance."""
+LEAST_EXPECTED = 0.5
+"""Hits that a bucket must lead to expect for its difference to be looked at."""
+CERTAIN = 1.0 - 1e-9
+"""A hazard counts as no higher: its rate would have no end."""
 
 
 def _gap_hazards() -> FloatArray:
@@ -53,7 +66,7 @@ class Priors(NamedTuple):
             Poisson process whose rate is known from no more than these visits (gamma posterior): one that
             stays away is believed to visit less and less often.
         gap_strength: intervals that ``gap_hazards`` are worth, per bucket.
-        is_shrunk: whether what chance explains is taken out (``reuse.shrinkage``). Turns gain by it while
+        is_shrunk: whether what chance explains is taken out (``shrink``). Turns gain by it while
             there are few; classes of nodes lose (docs/decisions/036-chance-is-taken-out-of-turns.md).
     """
 
@@ -114,6 +127,63 @@ def retention_index(hazard: FloatArray) -> FloatArray:
     """
     index: FloatArray = _retention_index(hazard, bucket_widths(hazard.shape[1]))
     return index
+
+
+@njit(numba.void(_VECTOR, _VECTOR, _VECTOR, _VECTOR))
+def shrink(hazard: FloatArray, simpler: FloatArray, hits: FloatArray, reached: FloatArray) -> None:
+    """Draws ``hazard`` towards ``simpler``, in place.
+
+    Args:
+        hazard: of each age bucket, as estimated; float64 [buckets].
+        simpler: what it would be; float64 [buckets].
+        hits: intervals that ended in the bucket; float64 [buckets].
+        reached: intervals that got as far; float64 [buckets].
+    """
+    squares, buckets = 0.0, 0  # chi-square and its degrees of freedom
+    for bucket in range(len(hazard)):
+        expected = reached[bucket] * simpler[bucket]
+        if expected >= LEAST_EXPECTED and simpler[bucket] < CERTAIN:
+            squares += (hits[bucket] - expected) ** 2 / (expected * (1.0 - simpler[bucket]))
+            buckets += 1
+    by_chance = buckets + DEVIATIONS * np.sqrt(2.0 * buckets)
+    beyond_chance = 1.0 - by_chance / squares if squares > by_chance else 0.0
+    for bucket in range(len(hazard)):
+        hazard[bucket] = simpler[bucket] + beyond_chance * (hazard[bucket] - simpler[bucket])
+
+
+@njit(_VECTOR(_VECTOR, _VECTOR, _VECTOR))
+def falling_trend(hazard: FloatArray, reached: FloatArray, widths: FloatArray) -> FloatArray:
+    """The nearest hazards whose rate per request never rises with age (isotonic regression; pool adjacent
+    violators, Ayer et al., 1955).
+
+    Args:
+        hazard: of each age bucket; float64 [buckets].
+        reached: what each weighs, in intervals; float64 [buckets], above 0.
+        widths: requests in each bucket; float64 [buckets].
+
+    Returns:
+        float64 [buckets].
+    """
+    num_buckets = len(hazard)
+    # Of each run of buckets so far that has one rate: the rate, its weight, and the first bucket.
+    rate, weight = np.empty(num_buckets), np.empty(num_buckets)
+    first = np.empty(num_buckets + 1, dtype=np.int64)
+    runs = 0
+    for bucket in range(num_buckets):
+        rate[runs] = -np.log1p(-min(hazard[bucket], CERTAIN)) / widths[bucket]
+        weight[runs], first[runs] = reached[bucket] * widths[bucket], bucket
+        while runs and rate[runs - 1] < rate[runs]:
+            both = weight[runs - 1] + weight[runs]
+            rate[runs - 1] = (rate[runs - 1] * weight[runs - 1] + rate[runs] * weight[runs]) / both
+            weight[runs - 1] = both
+            runs -= 1
+        runs += 1
+    first[runs] = num_buckets
+    trend = np.empty(num_buckets)
+    for run in range(runs):
+        for bucket in range(first[run], first[run + 1]):
+            trend[bucket] = -np.expm1(-rate[run] * widths[bucket])
+    return trend
 
 
 @njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS, _VECTOR))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.hazards import PRIORS, hazards
-from sgl_importance.reuse.shrinkage import falling_trend, shrink
+from sgl_importance.reuse.hazards import PRIORS, falling_trend, hazards, shrink
 from sgl_importance.reuse.turns import TurnEstimator, turn_bucket
 
 BUCKETS = st.integers(1, 12)

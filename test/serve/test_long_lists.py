@@ -67,12 +67,13 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
     (
         "/v1/responses",
         {"input": [message()] * MANY},
-        f"input: {MANY} of them are more than the {CONTEXT} tok",
+        f"input: {MANY} messages, parts and tools are more than the {CONTEXT} tok",
     ),
     ("/v1/chat/completions", {"messages": ["a"] * MANY}, "messages.0: must be an object, not 'a'"),
     ("/v1/chat/completions", {"messages": [message([7] * MANY)]}, "messages.0.content.0: must be an object"),
     ("/v1/messages", {"messages": [7] * MANY, "max_tokens": 1}, "messages.0: must be an object, not 7"),
-    ("/api/chat", {"messages": [message()] * MANY}, f"messages: {MANY} of them are more than"),
+    ("/api/chat", {"messages": [message()] * MANY}, f"messages: {MANY} messages, parts and t"),
+    ("/v1/responses", {"input": [message([{}] * LONG)] * 100}, "input.50.content: 50100 messages, parts and"),
     ("/v1/completions", {"prompt": ["a"] * LONG + [7] * MANY}, f"prompt.{LONG}: must be a text, not 7"),
 ]
 
@@ -92,6 +93,8 @@ def test_a_long_list_is_refused_before_any_model_reads_it(
     [
         ("/v1/chat/completions", {"messages": [{}] * (LONG + 1)}),
         ("/v1/chat/completions", {"messages": [message([{}] * (LONG + 1))]}),
+        ("/v1/chat/completions", {"messages": [message([{}] * LONG)] * 20}),
+        ("/v1/messages", {"messages": [message([{}] * LONG)] * 20, "max_tokens": 1}),
         ("/v1/completions", {"prompt": "a", "stop": [7] * (LONG + 1)}),
     ],
 )
@@ -109,6 +112,7 @@ def test_errors_of_every_element_are_not_written_down(
     [
         ("/v1/responses", {"input": [message()] * (LONG + 1)}),
         ("/v1/chat/completions", {"messages": [message(), message("b")] * LONG}),
+        ("/v1/chat/completions", {"messages": [message([{"type": "text", "text": "a"}] * 250)] * 8}),
         ("/v1/completions", {"prompt": ["a"] * 2 * CONTEXT}),
         ("/v1/completions", {"prompt": [7] * MANY}),
     ],

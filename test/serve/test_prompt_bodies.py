@@ -61,7 +61,10 @@ def test_only_the_first_faults_of_a_body_are_told() -> None:
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        ([{}] * MANY, f"messages: {MANY} of them are more than the {CONTEXT} tokens of the context"),
+        (
+            [{}] * MANY,
+            f"messages: {MANY} messages, parts and tools are more than the {CONTEXT} tokens of the context",
+        ),
         ([{"role": "user", "content": [7] * MANY}], "messages.0.content.0: must be an object"),
     ],
 )

@@ -326,6 +326,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_UPDATER}.update_weights_from_ipc": "self, recv_req",
     f"{_SRT}.runtime_context.get_serving": "",
     # tiered pages
+    f"{_SRT}.models.utils.enable_fused_set_kv_buffer": "forward_batch",
     f"{_SRT}.runtime_context.get_parallel": "",
     f"{_SRT}.runtime_context.get_schedule": "",
     f"{_CACHE}.memory_pool.KVWriteLoc": None,

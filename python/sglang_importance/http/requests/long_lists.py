@@ -18,8 +18,11 @@ LONG = 1000
 """Elements of a list that is looked at."""
 MOST_ERRORS = 1000
 """Of a body that FastAPI still writes down: a few milliseconds."""
+PIECE = 100
+"""Parts of a message that pydantic tries at a time."""
 _OBJECTS = frozenset({"messages", "content", "tools"})
 """Lists of objects, each of which becomes at least one token."""
+_MESSAGES = ("messages", "input")
 _TOKENS = frozenset({"input_ids", "prompt"})
 
 
@@ -34,43 +37,66 @@ def check_long_lists(body: Any, model: Any, context_length: int) -> None:
     Raises:
         BadField: a list has an element that cannot stand there, or more of them than the server can take.
     """
-    is_suspect = False
     objects = _OBJECTS | ({"input"} if getattr(model, "__name__", "") == "ResponsesRequest" else set())
-    for path, name, found in _long_lists(body):
-        kind = _KINDS[type(next((each for each in found if each is not None), {}))]
-        expected = "object" if name in objects else kind
-        # Element by element only where there is one to name: a prompt of 100,000 ids comes here.
-        strange = {each for each in set(map(type, found)) - {NoneType} if _KINDS[each] != expected}
-        if strange:
-            index = next(at for at, each in enumerate(found) if type(each) in strange)
-            raise BadField(f"{path}.{index}", f"must be {_WORDS[expected]}, not {shown(found[index])}")
-        if name in objects and len(found) > context_length:
-            problem = f"{len(found)} of them are more than the {context_length} tokens of the context"
-            raise BadField(path, f"{problem}: send fewer")
-        is_suspect |= not (name in _TOKENS and kind == "number")
-    if is_suspect and isinstance(model, type) and issubclass(model, BaseModel):
+    is_suspect, num_objects = False, 0
+    for path, name, found in _lists(body):
+        if len(found) > LONG:
+            kind = _KINDS[type(next((each for each in found if each is not None), {}))]
+            expected = "object" if name in objects else kind
+            # Element by element only where there is one to name: a prompt of 100,000 ids comes here.
+            strange = {each for each in set(map(type, found)) - {NoneType} if _KINDS[each] != expected}
+            if strange:
+                index = next(at for at, each in enumerate(found) if type(each) in strange)
+                raise BadField(f"{path}.{index}", f"must be {_WORDS[expected]}, not {shown(found[index])}")
+            is_suspect |= not (name in _TOKENS and kind == "number")
+        num_objects += len(found) if name in objects else 0
+        if num_objects > context_length:
+            problem = f"{num_objects} messages, parts and tools are more than the {context_length} tokens"
+            raise BadField(path, f"{problem} of the context: send fewer")
+    if (is_suspect or num_objects > LONG) and isinstance(model, type) and issubclass(model, BaseModel):
         _count_errors(body, model)
 
 
 def _count_errors(body: Any, model: type[BaseModel]) -> None:
-    try:
-        model.model_validate(body)
-    except ValidationError as error:
-        if error.error_count() > MOST_ERRORS:
-            path = max(_long_lists(body), key=lambda found: len(found[2]))[0]
-            raise BadField(path, f"has elements that {model.__name__} cannot read") from None
+    """Piece by piece, since pydantic tells all errors of what it is given before it can be stopped."""
+    errors = 0
+    path_of_longest, _, longest = max(_lists(body), key=lambda found: len(found[2]), default=("", "", []))
+    for path, piece in _pieces(body):
+        try:
+            model.model_validate(piece)
+        except ValidationError as error:
+            errors += error.error_count()
+            if errors > MOST_ERRORS:
+                where = path_of_longest if len(longest) > LONG else path
+                raise BadField(where, f"has elements that {model.__name__} cannot read") from None
 
 
-def _long_lists(body: Any) -> Iterator[tuple[str, str, list[Any]]]:
-    """Path, name and elements of each long list."""
+def _pieces(body: Any) -> Iterator[tuple[str, Any]]:
+    """A body with one of its messages, or with some parts of one, at a time; whole where it has none."""
+    name = next((each for each in _MESSAGES if type(body) is dict and type(body.get(each)) is list), None)
+    if name is None:
+        yield "body", body
+        return
+    for index, message in enumerate(body[name]):
+        path = f"{name}.{index}"
+        parts = message.get("content") if type(message) is dict else None
+        if type(parts) is not list or len(parts) <= PIECE:
+            yield path, {**body, name: [message]}
+            continue
+        for start in range(0, len(parts), PIECE):
+            part = {**message, "content": parts[start : start + PIECE]}
+            yield f"{path}.content", {**body, name: [part]}
+
+
+def _lists(body: Any) -> Iterator[tuple[str, str, list[Any]]]:
+    """Path, name and elements of each list, however deep."""
     waiting = [("", "", body)]
     while waiting:
         path, name, found = waiting.pop()
         if type(found) is dict:
             waiting += [(f"{path}.{key}".lstrip("."), key, each) for key, each in found.items()]
         elif type(found) is list:
-            if len(found) > LONG:
-                yield path, name, found
+            yield path, name, found
             if not _NESTED.isdisjoint(map(type, found)):
                 waiting += [
                     (f"{path}.{index}", "", each) for index, each in enumerate(found) if type(each) in _NESTED
