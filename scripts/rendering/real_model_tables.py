@@ -27,14 +27,17 @@ def second_turn_cached() -> str:
     return f"{cached:,.0f} of {tokens:,.0f} tokens"
 
 
-_PAGES = ("pages_real_model", "pages_real_model_4096", "pages_real_model_8000")
+_PAGES = {
+    "smollm2": ("pages_real_model", "pages_real_model_4096", "pages_real_model_8000"),
+    "gemma3-270m": ("pages_real_model_gemma3",),
+}
 _TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
 
 
-def real_pages_table() -> str:
+def real_pages_table(model: str = "smollm2") -> str:
     """Divergence from exact attention where every layer reads a share of the pages, choice by layer."""
     lines = []
-    for row in (row for file in _PAGES for row in results(file)["rows"] if row["grain"] == "layer"):
+    for row in (row for file in _PAGES[model] for row in results(file)["rows"] if row["grain"] == "layer"):
         divergences = [_interval(row[kind], "value", form=".3f") for kind in _TEXTS]
         over = [_interval(row[f"{kind}_of_oracle"], "value") for kind in ("quoted", "plain")]
         kept = f"{row['records_kept']} of {row['records']}"
@@ -63,15 +66,22 @@ def real_pages_table() -> str:
     return _table([*titles, "records kept"], lines)
 
 
-def records_kept(share: float, tokens: int = 2048) -> str:
-    """Of the planted records that exact attention finds, those that `bits` finds in such a share."""
-    (row,) = (
-        row
-        for file in _PAGES
-        for row in results(file)["rows"]
-        if (row["selector"], row["share"], row["grain"], row["tokens"]) == ("bits", share, "layer", tokens)
-    )
+def records_kept(share: float, tokens: int = 2048, *, model: str = "smollm2", selector: str = "bits") -> str:
+    """Of the planted records that exact attention finds, those that a selector finds in such a share."""
+    row = _chosen(share, tokens, model, selector)
     return f"{row['records_kept']} of {row['records']}"
+
+
+def diverges_by(share: float, kind: str, *, model: str, selector: str = "bits", tokens: int = 2048) -> str:
+    """Divergence on a kind of text (``quoted``, ``plain``) in those of the choice by every exact key."""
+    return _interval(_chosen(share, tokens, model, selector)[f"{kind}_of_oracle"], "value")
+
+
+def _chosen(share: float, tokens: int, model: str, selector: str) -> dict[str, Any]:
+    wanted = {"selector": selector, "share": share, "grain": "layer", "tokens": tokens}
+    (row,) = (row for file in _PAGES[model] for row in results(file)["rows"] if wanted.items() <= row.items())
+    found: dict[str, Any] = row
+    return found
 
 
 _ORDERS = {
