@@ -122,3 +122,20 @@ def test_long_lists_that_a_server_can_take_are_read(
 ) -> None:
     assert client.post(path, json={"model": "m", **body}).json() == "answered"
     assert len(read) == 1
+
+
+def test_what_is_read_in_pieces_is_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of an agent with many tools: the tools are read with each piece, so pieces have to be few."""
+    read: list[int] = []
+    validate = ChatCompletionRequest.model_validate
+    monkeypatch.setattr(
+        ChatCompletionRequest,
+        "model_validate",
+        lambda piece: read.append(sum(len(each["content"]) for each in piece["messages"])) or validate(piece),
+    )
+    texts = [{"type": "text", "text": "a"}] * 2
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    body = {"model": "m", "messages": [message(texts)] * 2 * LONG, "tools": [tool] * 128}
+    long_lists.check_long_lists(body, ChatCompletionRequest, CONTEXT)
+    assert sum(read) == 2 * 2 * LONG
+    assert len(read) <= 3 * 2 * LONG / long_lists.PIECE

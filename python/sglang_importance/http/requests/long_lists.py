@@ -19,7 +19,7 @@ LONG = 1000
 MOST_ERRORS = 1000
 """Of a body that FastAPI still writes down: a few milliseconds."""
 PIECE = 100
-"""Parts of a message that pydantic tries at a time."""
+"""Messages and their parts that pydantic tries at a time."""
 _OBJECTS = frozenset({"messages", "content", "tools"})
 """Lists of objects, each of which becomes at least one token."""
 _MESSAGES = ("messages", "input")
@@ -72,20 +72,33 @@ def _count_errors(body: Any, model: type[BaseModel]) -> None:
 
 
 def _pieces(body: Any) -> Iterator[tuple[str, Any]]:
-    """A body with one of its messages, or with some parts of one, at a time; whole where it has none."""
+    """A body with some of its messages at a time, and where they are; whole where it has none."""
     name = next((each for each in _MESSAGES if type(body) is dict and type(body.get(each)) is list), None)
     if name is None:
         yield "body", body
         return
+    piece: list[Any] = []
+    size = first = 0
     for index, message in enumerate(body[name]):
-        path = f"{name}.{index}"
-        parts = message.get("content") if type(message) is dict else None
-        if type(parts) is not list or len(parts) <= PIECE:
-            yield path, {**body, name: [message]}
-            continue
-        for start in range(0, len(parts), PIECE):
-            part = {**message, "content": parts[start : start + PIECE]}
-            yield f"{path}.content", {**body, name: [part]}
+        for part in _parts(message):
+            first = first if piece else index
+            piece.append(part)
+            size += 1 + len(part["content"]) if part is not message else 1
+            if size >= PIECE:
+                yield f"{name}.{first}", {**body, name: piece}
+                piece, size = [], 0
+    if piece:
+        yield f"{name}.{first}", {**body, name: piece}
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """A message whose content is a list, with some of it at a time; any other as it is."""
+    parts = message.get("content") if type(message) is dict else None
+    if type(parts) is not list or not parts:
+        yield message
+        return
+    for start in range(0, len(parts), PIECE):
+        yield {**message, "content": parts[start : start + PIECE]}
 
 
 def _lists(body: Any) -> Iterator[tuple[str, str, list[Any]]]:
