@@ -32,6 +32,7 @@ NEEDS_MORE = (
     "sgl_importance_lab.replay.residency.compared_histories",
     "sgl_importance_lab.replay.residency.residency_replay",
     "sgl_importance_lab.trained_model.decoder",
+    "sgl_importance_lab.trained_model.decoder_shape",
     "sgl_importance_lab.trained_model.layer_choice",
     "sgl_importance_lab.trained_model.planted_questions",
 )

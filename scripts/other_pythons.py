@@ -34,6 +34,7 @@ EXTRAS = ("hypothesis", "matplotlib", "psutil", "psycopg[binary]", "pytest", "to
 NOT_CORE = {
     "sglang",
     "sglang_importance",
+    "sgl_importance_lab.agree",
     "sgl_importance_lab.offline",
     "sgl_importance_kernels",
     "torch",
@@ -55,9 +56,11 @@ def core_tests() -> list[Path]:
 
 def _is_core(path: Path) -> bool:
     imported = _imports(path)
-    beside = path.with_name("conftest.py")
-    if beside.exists():
-        imported |= frozenset(_imported_modules(beside, anywhere=False))
+    for folder in path.parents:
+        if (conftest := folder / "conftest.py").exists() and folder != ROOT:
+            imported |= frozenset(_imported_modules(conftest, anywhere=False))
+        if folder in TESTS:
+            break
     return bool(imported & {"sgl_importance", "sgl_importance_lab"}) and not imported & NOT_CORE
 
 
@@ -66,7 +69,8 @@ def _imports(path: Path) -> frozenset[str]:
     """What a module imports anywhere, and the packages of that; what its helpers import too."""
     found: set[str] = set()
     for module in _imported_modules(path):
-        found |= {module, module.partition(".")[0]}
+        parts = module.split(".")
+        found |= {".".join(parts[:size]) for size in range(1, len(parts) + 1)}
         helper = _helper(module)
         if helper not in (None, path):
             found |= _imports(helper)

@@ -66,6 +66,28 @@ def real_pages_table(model: str = "smollm2") -> str:
     return _table([*titles, "records kept"], lines)
 
 
+def hard_records_table() -> str:
+    """Records of SmolLM2's that are hard to find, with a tenth of the pages read."""
+    rows = results("pages_real_model_hard")["rows"]
+    lines = [
+        [
+            row["layout"],
+            str(row["windows"]),
+            f"`{row['selector']}`",
+            _interval(row["record"], "value", form=".3f"),
+            f"{row['records_kept']} of {row['records']}",
+        ]
+        for row in rows
+    ]
+    return _table(["records", "stretches", "selector", "divergence there", "kept"], lines)
+
+
+def hard_records_kept(selector: str) -> str:
+    """Of all of them."""
+    rows = [row for row in results("pages_real_model_hard")["rows"] if row["selector"] == selector]
+    return f"{sum(row['records_kept'] for row in rows)} of {sum(row['records'] for row in rows)}"
+
+
 def records_kept(share: float, tokens: int = 2048, *, model: str = "smollm2", selector: str = "bits") -> str:
     """Of the planted records that exact attention finds, those that a selector finds in such a share."""
     row = _chosen(share, tokens, model, selector)

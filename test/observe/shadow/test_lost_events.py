@@ -70,7 +70,9 @@ def test_what_is_told_in_few_words_is_told_later_and_in_its_order(observed: Obse
         assert [bool(event.session) for event in shadowing._owed] == [True, False]
     settle(shadowing)
     assert pair.lru.used > 0
-    serve(driver, prompt(9000, 3))
+    last = start(driver, 9000)
+    settle(shadowing)
+    finish(driver, last, [7])
     settle(shadowing)
     assert shadowing.document()["dropped_events"] == 2, "nothing that was told later counts as lost"
     assert pair.lru.used == 3, "the flush was heard ahead of what came behind it"
