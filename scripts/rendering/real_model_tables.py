@@ -29,7 +29,7 @@ def second_turn_cached() -> str:
 
 _PAGES = {
     "smollm2": ("pages_real_model", "pages_real_model_4096", "pages_real_model_8000"),
-    "gemma3-270m": ("pages_real_model_gemma3",),
+    "gemma3-270m": ("pages_real_model_gemma3", "pages_real_model_gemma3_8000"),
 }
 _TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
 
