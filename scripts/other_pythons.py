@@ -118,10 +118,11 @@ def find_python(version: str) -> Path | None:
 
 
 def environment(version: str, python: Path) -> Path:
-    """The Python of an environment with the core's own dependencies and what its tests need."""
+    """The Python of an environment with what the core and the laboratory depend on, and their tests need."""
     folder = ROOT / ".cache" / f"python-{version}"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = sorted([*project["project"]["dependencies"], *EXTRAS])
+    projects = [tomllib.loads((each / "pyproject.toml").read_text()) for each in (ROOT, LABORATORY)]
+    needed = {each for project in projects for each in project["project"]["dependencies"]}
+    wanted = sorted({*needed, *EXTRAS} - {"sgl-importance"})
     stamp = folder / ".wanted"
     if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
         stamp.unlink(missing_ok=True)
