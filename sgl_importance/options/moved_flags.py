@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _NEW_PLACES = {
-    "--kv-importance-g": ("signal", 'g = "on"'),
     "--kv-importance-interval": ("signal", "interval = N"),
     "--kv-importance-layers": ("signal", "layers = [INDEX, ...]"),
     "--kv-importance-window": ("signal", "window = N"),
@@ -18,6 +17,8 @@ _NEW_PLACES = {
     "--kv-importance-prewarm-seconds": ("prewarm", "seconds = N"),
 }
 _GONE = {
+    "--kv-importance-g": "leave it out: attention has no say in evictions. To measure what it would do to a "
+    'model, write g = "on" under [signal] in the file of --kv-importance-config',
     "--kv-importance-gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
     "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
     "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
