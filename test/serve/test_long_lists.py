@@ -96,6 +96,7 @@ def test_a_long_list_is_refused_before_any_model_reads_it(
         ("/v1/chat/completions", {"messages": [message([{}] * LONG)] * 20}),
         ("/v1/messages", {"messages": [message([{}] * LONG)] * 20, "max_tokens": 1}),
         ("/v1/completions", {"prompt": "a", "stop": [7] * (LONG + 1)}),
+        ("/v1/chat/completions", {"messages": [], "stop": [7] * (LONG + 1)}),
     ],
 )
 def test_errors_of_every_element_are_not_written_down(

@@ -74,7 +74,7 @@ def _count_errors(body: Any, model: type[BaseModel]) -> None:
 def _pieces(body: Any) -> Iterator[tuple[str, Any]]:
     """A body with some of its messages at a time, and where they are; whole where it has none."""
     name = next((each for each in _MESSAGES if type(body) is dict and type(body.get(each)) is list), None)
-    if name is None:
+    if name is None or not body[name]:
         yield "body", body
         return
     piece: list[Any] = []
