@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +24,12 @@ LMCACHE = "lmcache==0.5.6"
 NOT_BY_LMCACHE = (*NOT_TAKEN, "transformers", "huggingface_hub", "setuptools", "setuptools_scm", "pytest")
 NOT_BY_LMCACHE += ("cupy-cuda13x", "cuda-python", "cufile-python", "nvtx", "google-cloud-bigtable")
 """Its requirements without those that vLLM has brought, and those of GPUs and of a store that is not used."""
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+"""Carries llama.cpp's sources, its server's among them; nothing else of it is used."""
+LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+BUILD_TOOLS = ("cmake==4.4.5", "ninja==1.13.2")
+BUILD_OPTIONS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_OPENSSL=OFF")
+BUILD_OPTIONS += ("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF")
 DATASETS = "datasets==4.4.1"
 """What ``sglang.bench_serving`` imports, for pictures, and sglang does not bring."""
 WANTED = """
@@ -46,6 +54,35 @@ def lmcache_python() -> Path:
 def harness_packages() -> Path:
     """Folder with what ``sglang.bench_serving`` lacks beside the packages of this interpreter."""
     return packages_of(made("harness", DATASETS, NOT_TAKEN, "0.2 GB, a minute", upon=Path(sys.executable)))
+
+
+def llama_cpp() -> tuple[Path, Path]:
+    """llama.cpp's server, built where it is missing, and the folder of its sources."""
+    folder = PLACE / "llama_cpp"
+    finished, build = folder / "finished", folder / "build"
+    sources = folder / LLAMA_CPP.replace("-", "_").replace("==", "-") / "vendor" / "llama.cpp"
+    server = build / "bin" / "llama-server"
+    if finished.exists() and finished.read_text() == LLAMA_CPP:
+        return server, sources
+    print(f"{LLAMA_CPP} goes to {folder.relative_to(ROOT)}: 0.5 GB, built in half an hour", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin" / "python", "-m", "pip"]
+    subprocess.run([*pip, "install", "--quiet", *BUILD_TOOLS], check=True)
+    pinned = folder / "requirements.txt"
+    pinned.write_text(f"{LLAMA_CPP} --hash=sha256:{LLAMA_CPP_SHA256}\n")
+    package = LLAMA_CPP.partition("==")[0]
+    download = [*pip, "download", "--quiet", "--no-deps", "--no-binary", package, "--dest", folder]
+    subprocess.run([*download, "--requirement", pinned], check=True)
+    [archive] = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
+    env = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    configure = ["cmake", "-S", sources, "-B", build, "-G", "Ninja", *BUILD_OPTIONS]
+    subprocess.run(configure, env=env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", build, "llama-server"], env=env, check=True)
+    finished.write_text(LLAMA_CPP)
+    return server, sources
 
 
 def made(name: str, pin: str, left_out: Sequence[str], told: str, *, upon: Path | None = None) -> Path:

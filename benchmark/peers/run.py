@@ -214,7 +214,7 @@ def main(
             if own == pool
         ]
         missing = [key for key in wanted if key not in known]
-        size = 1 if ARMS[arm].learns else max(1, len(missing))
+        size = 1 if ARMS[arm].starts_anew else max(1, len(missing))
         for batch in (missing[at : at + size] for at in range(0, len(missing), size)):
             with ARMS[arm].started(served_model, pool) as served:
                 for key in batch:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -16,6 +18,12 @@ CONTEXT = 8_192  # SmolLM2's
 def context(pool: int) -> int:
     """The longest sequence, tokens. vLLM starts only where one fits, and tells its pool in such."""
     return min(CONTEXT, pool)
+
+
+def token_bytes(model: Path) -> int:
+    """KV of one token of a model's folder, in float32."""
+    config = json.loads((model / "config.json").read_text())
+    return int(2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
 
 
 @dataclass(frozen=True)

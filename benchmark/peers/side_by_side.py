@@ -43,7 +43,7 @@ def started(arm: str, model: Path, pool: int) -> AbstractContextManager[Served]:
     """A server that has the machine's cores to itself while it is asked."""
     if arm not in ARMS:
         raise typer.BadParameter(f"no arm is called '{arm}': choose from {', '.join(ARMS)}")
-    return ARMS[arm].started(model, pool, sglang_flags=SLEEPS, vllm_threads=os.cpu_count() or 1)
+    return ARMS[arm].started(model, pool, sglang_flags=SLEEPS, peer_threads=os.cpu_count() or 1)
 
 
 def send(servers: Mapping[str, Served], requests: list[Sent], title: str) -> dict[str, list[dict[str, Any]]]:

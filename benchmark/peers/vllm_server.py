@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import tempfile
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +13,12 @@ from pathlib import Path
 import httpx
 
 from benchmark.peers.environments import lmcache_python, vllm_python
-from benchmark.peers.served import AT_A_TIME, CHUNK, HOST_RATIO, Served, context
+from benchmark.peers.peer_process import running, threads_of
+from benchmark.peers.served import AT_A_TIME, CHUNK, HOST_RATIO, Served, context, token_bytes
 from benchmark.peers.workloads import PAGE
 
 from support.servers import free_port
 
-START_SECONDS = 900.0
 ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -74,7 +68,7 @@ def vllm(model: Path, pool: int, *, has_lmcache: bool, threads: int = 1) -> Iter
         words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
         url = f"http://127.0.0.1:{port}"
-        log, pid = stack.enter_context(running(words, f"{url}/health", threads))
+        log, pid = stack.enter_context(running(words, f"{url}/health", ENV | threads_of(threads)))
         models = httpx.get(f"{url}/v1/models", timeout=60).json()
         assert models["data"][0]["id"] == name, "another server answers on this port"
         tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
@@ -86,49 +80,12 @@ def vllm(model: Path, pool: int, *, has_lmcache: bool, threads: int = 1) -> Iter
 def lmcache(python: Path, model: Path, pool: int) -> Iterator[tuple[int, str, list[str]]]:
     """LMCache's server, to which vLLM copies by itself: that works without a GPU; port, routes and flags."""
     port, routes = free_port(), free_port()
-    gib = HOST_RATIO * pool * token_bytes(json.loads((model / "config.json").read_text())) / 2**30
+    gib = HOST_RATIO * pool * token_bytes(model) / 2**30
     flags = ["--l1-size-gb", str(gib), "--no-l1-use-lazy", "--eviction-policy", "LRU"]
     flags += ["--supported-transfer-mode", "engine_driven", "--chunk-size", str(PAGE)]
     words = [str(python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(port)]
     words += ["--http-host", "127.0.0.1", "--http-port", str(routes)]
     words += ["--prometheus-port", str(free_port()), *flags]
     url = f"http://127.0.0.1:{routes}"
-    with running(words, f"{url}/healthcheck"):
+    with running(words, f"{url}/healthcheck", ENV | threads_of(1)):
         yield port, url, flags
-
-
-def token_bytes(config: Mapping[str, int]) -> int:
-    """KV of one token in float32."""
-    return 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-
-
-@contextmanager
-def running(words: Sequence[str], health: str, threads: int = 1) -> Iterator[tuple[Path, int]]:
-    """A process that answers at ``health``, ended with its family; its log and its pid."""
-    env = {**os.environ, **ENV, "OMP_NUM_THREADS": str(threads)}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("w") as stream:
-            process = subprocess.Popen(words, env=env, stdout=stream, stderr=stream, start_new_session=True)
-        try:
-            wait(process, health, log)
-            yield log, process.pid
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"it ended with {process.returncode}\n{log.read_text()[-4000:]}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(health, timeout=10).status_code == 200:
-                return
-        time.sleep(1)
-    raise RuntimeError(f"it was not ready after {START_SECONDS:.0f} s\n{log.read_text()[-4000:]}")
