@@ -5,8 +5,7 @@
 Two servers of tiered pages with ``bits``, one of which chooses each step's pages by the query of the step
 before (``last_step/``). Both decode given continuations of windows of text, those of ``ahead.py``, one
 request at a time; the first also reading everything. Tokens are forced by a logit processor, and their
-distributions compared over the 20 likeliest. Every token is audited in one layer, in turn: what of its
-attention lies outside the pages that it read. Intervals are bootstraps over windows.
+distributions compared over the 20 likeliest. Intervals are bootstraps over windows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from benchmark.sparse.real.windows import default_texts, make_windows
 from benchmark.sparse.real_model import PAGE
 from sgl_importance_lab.agree.agreement import Step, kl
 from sgl_importance_lab.agree.forced_answer import LEAD, processor_text, without_lead
-from sgl_importance_lab.study.statistics import mean_of, ratio_of
+from sgl_importance_lab.study.statistics import mean_of
 
 from support.python_path import python_path
 from support.served import script_server
@@ -44,8 +43,8 @@ ALIKE = 2
 
 def forced(
     server: ServerProcess, prompt: list[int], answer: list[int], *, reads_all: bool = False
-) -> tuple[list[Step], dict[str, Any]]:
-    """Steps of a given answer, and what the request reports of its pages."""
+) -> list[Step]:
+    """Steps of a given answer."""
     reply = server.post(
         "/generate",
         {
@@ -59,7 +58,7 @@ def forced(
             "custom_logit_processor": processor_text(),
             "return_logprob": True,
             "top_logprobs_num": 20,
-            "kv_hints": {"report": True, **({"selector": "all"} if reads_all else {})},
+            "kv_hints": {"selector": "all"} if reads_all else {},
         },
     )
     assert reply["output_ids"] == answer, "the server did not decode the answer that it was given"
@@ -67,24 +66,15 @@ def forced(
     for own, likeliest in zip(told["output_token_logprobs"], told["output_top_logprobs"], strict=True):
         found = {str(token): float(value) for value, token, *_ in (*reversed(likeliest), own)}
         steps.append(Step(str(own[1]), without_lead(found, str(own[1]))))
-    return steps, told["kv_importance"]["pages"]
+    return steps
 
 
 def summaries(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each length and order, beside the exact order on the same windows."""
+    """One row for each length and order."""
     found = []
     for tokens, order in dict.fromkeys((row["tokens"], row["order"]) for row in rows):
-        own, exact = (
-            [row for row in rows if (row["tokens"], row["order"]) == (tokens, name)]
-            for name in (order, "exact")
-        )
-        numbers = {
-            "covered": mean_of([row["covered"] for row in own]),
-            "of_exact": ratio_of([(a["covered"], b["covered"]) for a, b in zip(own, exact, strict=True)]),
-            "equal": mean_of([row["equal"] for row in own]),
-        }
-        for kind in KINDS:
-            numbers[kind] = mean_of([row[kind] for row in own])
+        own = [row for row in rows if (row["tokens"], row["order"]) == (tokens, order)]
+        numbers = {name: mean_of([row[name] for row in own]) for name in ("equal", *KINDS)}
         row = {"tokens": tokens, "order": order, "windows": len(own)}
         found.append(row | {name: asdict(value) for name, value in numbers.items()})
     return found
@@ -114,7 +104,6 @@ def main(
     flags = (
         *("--kv-policy", "importance", "--kv-importance-source", "none", "--kv-residency", "tiered"),
         *("--kv-sparse-selector", "bits", "--kv-sparse-budget", str(share), "--kv-sparse-min-context", "0"),
-        *("--kv-sparse-audit-interval", "1"),
         *("--max-total-tokens", str(2 * max(sizes)), "--kv-device-tokens", str(max(sizes))),
         *("--page-size", str(PAGE), "--max-running-requests", "2"),
         *("--enable-custom-logit-processor", "--disable-overlap-schedule"),
@@ -129,17 +118,15 @@ def main(
             prompt = window.tokens.tolist()
             new = [
                 {"source": window.source, "number": window.number, "tokens": len(prompt), "order": arm}
-                | {"covered": 0.0, "equal": 0.0}
+                | {"equal": 0.0}
                 for arm in servers
             ]
             for task in window.tasks:
                 asked = [*prompt, *task.cue], list(task.scored)
-                dense, _ = forced(servers["exact"], *asked, reads_all=True)
+                dense = forced(servers["exact"], *asked, reads_all=True)
                 for row, server in zip(new, servers.values(), strict=True):
-                    steps, pages = forced(server, *asked)
+                    steps = forced(server, *asked)
                     pairs = list(zip(dense, steps, strict=True))[ALIKE:]
-                    assert pages["audits"] == len(steps) - 1, pages
-                    row["covered"] += (1 - pages["missed_mass"]) / len(KINDS)
                     row["equal"] += (
                         sum(a.likeliest == b.likeliest for a, b in pairs) / len(pairs) / len(KINDS)
                     )

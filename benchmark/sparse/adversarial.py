@@ -1,10 +1,10 @@
-"""When are answers from chosen pages wrong, how sure is the model then, and what do audits see?
+"""When are answers from chosen pages wrong, and how sure is the model then?
 
     python benchmark/sparse/adversarial.py
 
 The embedded model, served. The document is read exactly; everything behind it, the question too, is forced
-upon the model token by token as if it had generated it, so that each token chooses its pages alone and audits
-see each. Then one token is free: the value that was asked for. Cases:
+upon the model token by token as if it had generated it, so that each token chooses its pages alone. Then one
+token is free: the value that was asked for. Cases:
 
 - ``plain``: records scattered among filler;
 - ``crowded``: the record lies in a run of records, so that its page has more names than vectors kept of it;
@@ -54,7 +54,7 @@ MENTIONS = 16
 LATE_TOKENS = 2000
 AT_A_TIME = 4
 MODE = "none"
-"""Of rows: others, of audits that changed budgets, are from when servers had such."""
+"""Of rows: others, of audits that changed budgets, and what audits found are from when servers had such."""
 SECONDS = 3600.0
 """For an answer: late ones are long, and the machine may be shared."""
 
@@ -198,10 +198,6 @@ def summary(asked: list[dict[str, Any]]) -> dict[str, Any]:
         row[f"confidence_{label}"] = mean([each["confidence"] for each in those])
     candidates = sum(each["candidates"] for each in asked)
     row["read"] = sum(each["selected"] for each in asked) / candidates if candidates else 1.0
-    for label, those in (("right", right), ("wrong", wrong)):
-        for name in ("missed_mass", "missed_page", "output_error"):
-            found = [each[name] for each in those if each[name] is not None]
-            row[f"{name}_{label}"] = mean(found)
     return row
 
 
@@ -227,7 +223,6 @@ def main(
             *("--kv-sparse-budget", str(budget), "--max-running-requests", str(AT_A_TIME)),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
             "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind
-            *("--kv-sparse-audit-interval", "1"),
         )
         with script_server(*flags, model=checkpoint_path()) as server:
             for name in missing:

@@ -147,7 +147,10 @@ def copies_ahead_served_table() -> str:
             f"{row['tokens']:,}",
             str(row["windows"]),
             {"exact": "its own query", "last step": "the query of the step before"}[row["order"]],
-            *(_interval(row[name], "value", form=".3f") for name in ("covered", "of_exact")),
+            *(
+                _interval(row[name], "value", form=".3f") if name in row else ""  # audits found it: they went
+                for name in ("covered", "of_exact")
+            ),
             *(_interval(row[kind], "value") for kind in ("equal", "plain", "quoted")),
         ]
         for row in results("copies_ahead_served")["rows"]
