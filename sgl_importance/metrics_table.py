@@ -181,17 +181,6 @@ _SCHEDULER = (
     Metric("pages_selected_total", "Of these, those that it chose for a step to read"),
     Metric("pages_loaded_bytes_total", "Bytes of tiered KV that came from the host"),
     Metric("pages_load_seconds_total", "Time that attention waited for copies from the host, in seconds"),
-    # ---- audits of chosen pages ----
-    Metric("page_audits_total", "Choices of pages that were compared with exact attention"),
-    Metric("page_audit_missed_mass_total", "Share of attention outside the chosen pages, summed over audits"),
-    Metric(
-        "page_audit_missed_page_total",
-        "Largest share of a head's attention on one page that was not read, summed over audits",
-    ),
-    Metric(
-        "page_audit_output_error_total",
-        "Length of the difference from the exact output, in lengths of that, summed over audits",
-    ),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

@@ -16,16 +16,18 @@ _NEW_PLACES = {
     "--kv-importance-ledger-megabytes": ("ledger", "megabytes = N"),
     "--kv-importance-prewarm-seconds": ("prewarm", "seconds = N"),
 }
+_AGREE = "leave it out; 'sgl-importance agree' compares answers with those of a server that reads every page"
 _GONE = {
     "--kv-importance-g": "leave it out: attention has no say in evictions. To measure what it would do to a "
     'model, write g = "on" under [signal] in the file of --kv-importance-config',
     "--kv-importance-gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
     "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
-    "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
+    "--kv-sparse-audit-confidence": _AGREE,
+    "--kv-sparse-audit-interval": _AGREE,
+    "--kv-sparse-audit-missed-page": _AGREE,
     "--kv-importance-auto-pins": "leave it out, and pin by 'sgl-importance pin' or the hint retain",
     "--kv-residency-policy": "leave it out: the least recently read page leaves the device",
     "--kv-sparse-resident-bias": "leave it out, and raise --kv-device-tokens where too many pages are loaded",
-    "--kv-sparse-audit-missed-page": "leave it out, and raise --kv-sparse-budget where audits miss much",
     "--kv-sparse-prune": "leave it out, and lower --kv-sparse-budget where fewer pages will do",
     "--kv-sparse-dense-layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
 }

@@ -80,12 +80,3 @@ class SparseOptions:
         unit="tokens",
         minimum=0,
     )
-    audit_interval: int = option(
-        0,
-        help="generated tokens from one audit of a request to the next: one layer's choice of pages is "
-        "compared with exact attention; 0 for none",
-        flag="--kv-sparse-audit-interval",
-        unit="generated tokens",
-        minimum=0,
-        cost="one layer of one step in N attends to its whole context on the host",
-    )

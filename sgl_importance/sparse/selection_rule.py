@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.sparse.audits import AuditTrail
-
 SINK_TOKENS = 16
 """First tokens of a context, which every query reads: attention rests on them (StreamingLLM, Xiao et al.)."""
 
@@ -109,28 +107,14 @@ class Selection:
 
     Attributes:
         rule: which tokens select, and how many pages.
-        trail: audits of its choices.
         candidates: pages that its tokens chose from, in all layers.
         selected: those that were chosen.
     """
 
     rule: SelectionRule
-    trail: AuditTrail
     candidates: int = 0
     selected: int = 0
 
     def report(self) -> dict[str, Any]:
-        """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
-        counts = self.trail.counts
-
-        def mean(total: float) -> float | None:
-            return total / counts.audits if counts.audits else None
-
-        return {
-            "candidates": self.candidates,
-            "selected": self.selected,
-            "audits": counts.audits,
-            "missed_mass": mean(counts.missed_mass),
-            "missed_page": mean(counts.missed_page),
-            "output_error": mean(counts.output_error),
-        }
+        """The part ``pages`` of the report that a request may ask for."""
+        return {"candidates": self.candidates, "selected": self.selected}

@@ -51,32 +51,6 @@ def sparse_then_exact(
     return [sparse for sparse, _ in pairs], [exact for _, exact in pairs]
 
 
-AUDITED = ("--kv-sparse-audit-interval", "2")
-
-
-@pytest.mark.nightly
-def test_audits_change_no_answer_and_what_is_retracted_is_audited_once(
-    random_model: Path, exchanges: list[Exchange]
-) -> None:
-    long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
-    asked = long[:FIRST_OF_THE_LONG] + exchanges[:4]
-    # Eight long answers do not fit at once.
-    small = ("--kv-device-tokens", "480", "--max-total-tokens", "1280")
-    with tiered_server(random_model, *SPARSE, *small) as server:
-        unaudited = answers(server, asked, 1)
-    with tiered_server(random_model, *SPARSE, *AUDITED, *small) as server:
-        alone = answers(server, asked, 1)
-        once = server.get("/kv_importance?limit=1")["pages"]["audits"]
-        together = ask_at_once(server, asked)
-        twice = server.get("/kv_importance?limit=1")["pages"]["audits"]
-    print(once, twice)
-    assert sum(reply["meta_info"]["num_retractions"] for reply in together) > 0
-    assert number_differing(alone, unaudited) == 0
-    assert number_differing([reply["output_ids"] for reply in together], alone) == 0
-    assert 0 < once["missed_mass"] < once["audits"]
-    assert twice["audits"] == 2 * once["audits"]
-
-
 def number_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
     return sum(list(one) != list(other) for one, other in zip(some, others, strict=True))
 

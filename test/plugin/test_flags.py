@@ -193,7 +193,6 @@ def test_a_flag_that_moved_says_so_in_a_file_of_flags(
     ("chosen", "needs"),
     [
         ({"sparse.budget": 0.05}, "--kv-sparse-budget needs --kv-sparse-selector to be a selector"),
-        ({"sparse.audit_interval": 8}, "--kv-sparse-audit-interval needs --kv-sparse-selector to be a"),
         ({"tiered.device_tokens": 0.5}, "--kv-device-tokens needs --kv-residency to be 'tiered'"),
         ({"trace.detail": "steps"}, "trace.detail of --kv-importance-config needs --kv-importance-trace to"),
         ({"store.max_bytes": 1 << 30}, "--kv-importance-store-bytes needs --kv-importance-store to name a"),

@@ -168,10 +168,7 @@ def _tiered_pages(scheduler: Scheduler) -> None:
     cache = _cache(scheduler)
     if cache.importance.state.options.is_tiered:
         pool = cache.token_to_kv_pool_allocator.get_kvcache()
-        counters = cache.importance.state.counters
-        counters.page_traffic = pool.slots.traffic
-        if pool.selections is not None:
-            counters.page_audits = pool.selections.audits
+        cache.importance.state.counters.page_traffic = pool.slots.traffic
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:

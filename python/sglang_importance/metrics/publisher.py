@@ -27,7 +27,7 @@ FIELDS = {
 
 def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     """The value of every counter of the scheduler so far: by name, then by label value or values."""
-    calibration, pages, audits = counters.calibration, counters.page_traffic, counters.page_audits
+    calibration, pages = counters.calibration, counters.page_traffic
     values: dict[str, Mapping[Any, float]] = {
         "emissions_total": {(): counters.emission_time.passes},
         "emission_seconds_total": {(): counters.emission_time.seconds},
@@ -38,10 +38,6 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "pages_selected_total": {(): pages.selected},
         "pages_loaded_bytes_total": {(): pages.loaded_bytes},
         "pages_load_seconds_total": {(): pages.load_seconds},
-        "page_audits_total": {(): audits.audits},
-        "page_audit_missed_mass_total": {(): audits.missed_mass},
-        "page_audit_missed_page_total": {(): audits.missed_page},
-        "page_audit_output_error_total": {(): audits.output_error},
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),

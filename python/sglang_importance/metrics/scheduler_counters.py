@@ -13,7 +13,6 @@ from sgl_importance.nodes.ages import Ages
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.placement.hints.shared_actions import SHARED_ACTIONS
 from sgl_importance.reuse.calibration import Calibration
-from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
 from sgl_importance_kernels.sparse.traffic import PageTraffic
 from sglang_importance.metrics.emission_time import EmissionTime
@@ -43,7 +42,6 @@ class Counters:
         calibration: predictions of reuse and what became of them, which is three series.
         page_traffic: the pool's own counts of tiered pages.
         emission_time: the score rows' own, which is two series.
-        page_audits: the pool's own counts of audits of chosen pages.
     """
 
     requests: int = 0
@@ -73,7 +71,6 @@ class Counters:
     calibration: Calibration = field(default_factory=Calibration)
     emission_time: EmissionTime = field(default_factory=EmissionTime)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
-    page_audits: AuditCounts = field(default_factory=AuditCounts)
     volatile_lost_tokens: int = 0
     shadow_prompt_tokens: int = 0
     shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))

@@ -25,7 +25,6 @@ def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
     """
     plan, slots = pool.plan, pool.slots
     slots.settle()
-    audits = {} if pool.selections is None else {"audits": asdict(pool.selections.audits)}
     return {
         "layers": plan.shape.layers,
         "host_tokens": (plan.num_pages - 1) * plan.page_size,
@@ -36,7 +35,6 @@ def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
         "open_pages": len(slots.open_pages.open()[0]),
         "resident_pages": slots.resident_pages().tolist(),
         **asdict(slots.traffic),
-        **audits,
     }
 
 

@@ -62,8 +62,8 @@ class CapturedTieredBackend(TieredAttentionBackend):
         return SharedReadEnds.max_of((super().shared_read_ends(fm), SharedReadEnds.POST_REPLAY))
 
     def can_replay(self, forward_batch: ForwardBatch) -> bool:
-        """Whether a graph can compute a decode step: none of its requests is audited in it, its pages are not
-        listed, and each has a selection that the graph holds. Asks only the host."""
+        """Whether a graph can compute a decode step: its pages are not listed, and each of its requests has a
+        selection that the graph holds. Asks only the host."""
         rids, lengths = forward_batch.rids, forward_batch.seq_lens_cpu
         if self._captured is None or not forward_batch.forward_mode.is_decode():
             return False
@@ -77,10 +77,7 @@ class CapturedTieredBackend(TieredAttentionBackend):
             (span,) = selection.rule.spans(length - 1, length)
             num_pages = budget = -(-length // self.token_to_kv_pool.page_size)
             if span.selects:
-                choice = self._choice(selection, span.start, length)
-                if choice.audited_layer is not None:
-                    return False
-                budget = choice.max_pages
+                budget = selection.rule.max_pages(length)
             if not self._captured.holds(num_pages, budget):
                 return False
         return True

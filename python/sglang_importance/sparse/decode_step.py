@@ -19,15 +19,11 @@ class Choice:
 
     Attributes:
         selection: of the request.
-        position: of the first of them.
         max_pages: how many pages may be read.
-        audited_layer: whose choice is compared with exact attention; None for none.
     """
 
     selection: Selection
-    position: int
     max_pages: int
-    audited_layer: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from weakref import WeakValueDictionary
 from sglang.srt.managers.schedule_batch import Req
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.sparse.audits import AuditCounts, AuditTrail
-from sgl_importance.sparse.selection_rule import Selection, SelectionRule, read_all, selection_rule
+from sgl_importance.sparse.selection_rule import Selection, read_all, selection_rule
 from sglang_importance.upstream.request_record import record_of
 
 
@@ -18,17 +17,13 @@ class Selections:
     Args:
         options: what the operator chose for requests that say nothing.
         page_size: tokens per page.
-
-    Attributes:
-        audits: of all requests so far.
     """
 
     def __init__(self, options: ImportanceOptions, page_size: int) -> None:
-        self.audits = AuditCounts()
         self._options = options
         self._page_size = page_size
         # Of a request in a batch that nobody opened, such as a warm-up.
-        self._unopened = self._selection(read_all(page_size))
+        self._unopened = Selection(read_all(page_size))
         self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
 
     def of(self, rid: str) -> Selection:
@@ -52,11 +47,7 @@ class Selections:
                 budget=self._options.sparse.budget if budget is None else budget,
                 page_size=self._page_size,
             )
-        selection = self._selection(rule)
+        selection = Selection(rule)
         record_of(req).selection = selection
         self._by_rid[req.rid] = selection
         return selection
-
-    def _selection(self, rule: SelectionRule) -> Selection:
-        first = max(rule.first, rule.prompt_tokens)
-        return Selection(rule, AuditTrail(self._options.sparse.audit_interval, first, self.audits))

@@ -13,7 +13,6 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sgl_importance.options.importance_options import name_of
 from sgl_importance.sparse.selection_rule import Selection, read_all
-from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.step_attention import attend_step, can_attend_in_place
 from sgl_importance_kernels.sparse.streamed_attention import (
@@ -43,7 +42,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
 
     Args:
         chooser: makes steps read the pages that it chooses; None where they read all.
-        selecting_layers: those whose steps do; they are audited in turn.
+        selecting_layers: those whose steps do.
     """
 
     token_to_kv_pool: TieredKVPool
@@ -127,7 +126,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                     context=context,
                     pages=pages[: -(-context // self.token_to_kv_pool.page_size)],
                     is_causal=is_causal,
-                    choice=self._choice(selection, span.start, context) if span.selects else None,
+                    choice=_choice(selection, context) if span.selects else None,
                 )
             )
         return spans
@@ -177,21 +176,6 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         selections = self.token_to_kv_pool.selections
         return None if selections is None or rid is None else selections.of(rid)
 
-    def _choice(self, selection: Selection | None, position: int, context: int) -> Choice:
-        assert selection is not None
-        rule, trail = selection.rule, selection.trail
-        turn = trail.turn(position)
-        layers = self._selecting_layers
-        return Choice(
-            selection,
-            position,
-            max_pages=rule.max_pages(context),
-            # Where turns begin differs between prompts: short answers have one audit each, in any layer.
-            audited_layer=layers[(turn + rule.prompt_tokens) % len(layers)]
-            if layers and turn is not None
-            else None,
-        )
-
     def forward_extend(  # type: ignore[override]  # only what is understood: no other keywords
         self,
         q: torch.Tensor,
@@ -235,24 +219,17 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         """Computes a step's rows in one layer."""
         slots, index = self.token_to_kv_pool.slots, layer.layer_id - self.token_to_kv_pool.start_layer
         pages, shares = step.everything, None
-        selects = layer.layer_id in self._selecting_layers
-        if selects and step.contexts is not None:
+        if layer.layer_id in self._selecting_layers and step.contexts is not None:
             assert self._chooser is not None
             pages, shares = self._chooser.choose_step(index, queries, step.rows, layer.scaling, step.contexts)
         places = slots.place(index, pages, is_chosen=shares is not None)
-        log_sums = attend_step(
-            slots, index, queries, step.rows, places, step.last_tokens, layer.scaling, results
-        )
-        for row, span in enumerate(step.spans if selects else ()):
-            if shares is not None and self.on_choice is not None:
-                is_read = pages[row].roll(-1) >= 0
-                read, of_read = pages[row].roll(-1)[is_read], shares[row].roll(-1)[is_read]
-                self.on_choice(span.rows, layer, span.pages, read, of_read)
-            if span.choice is not None and span.choice.audited_layer == layer.layer_id:
-                sums = PartialAttention()
-                sums.add(results[span.rows].float(), log_sums[row : row + 1])
-                read = pages[row][pages[row] >= 0]
-                self._audit(sums, read, queries[span.rows], span, layer)
+        attend_step(slots, index, queries, step.rows, places, step.last_tokens, layer.scaling, results)
+        if shares is None or self.on_choice is None:
+            return
+        for row, span in enumerate(step.spans):
+            is_read = pages[row].roll(-1) >= 0
+            read, of_read = pages[row].roll(-1)[is_read], shares[row].roll(-1)[is_read]
+            self.on_choice(span.rows, layer, span.pages, read, of_read)
 
     def _count(self) -> None:
         """Counts the steps of a pass before its first layer: the host knows how much each layer reads."""
@@ -290,33 +267,12 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         stream_attention(
             sums, queries, pool.slots, index, pages, context, layer.scaling, is_chosen=shares is not None
         )
-        self._audit(sums, pages, queries, span, layer)
         return sums
 
-    def _audit(
-        self,
-        sums: PartialAttention,
-        pages: torch.Tensor,
-        queries: torch.Tensor,
-        span: Span,
-        layer: RadixAttention,
-    ) -> None:
-        """Compares the attention to chosen pages with the exact one, where an audit is due."""
-        choice, pool = span.choice, self.token_to_kv_pool
-        if choice is None or choice.audited_layer != layer.layer_id:
-            return
-        trail = choice.selection.trail
-        if len(pages) == len(span.pages):
-            trail.audited(choice.position, missed_mass=0.0, missed_page=0.0, output_error=0.0)
-            return
-        index = layer.layer_id - pool.start_layer
-        found = audit(sums, pages, queries, pool.slots, index, span.pages, span.context, layer.scaling)
-        trail.audited(
-            choice.position,
-            missed_mass=found.missed_mass,
-            missed_page=found.missed_page,
-            output_error=found.output_error,
-        )
+
+def _choice(selection: Selection | None, context: int) -> Choice:
+    assert selection is not None
+    return Choice(selection, selection.rule.max_pages(context))
 
 
 def on_host(known: Sequence[int] | torch.Tensor | None, asked: torch.Tensor | None) -> list[int]:

@@ -37,7 +37,6 @@ OF_THE_FIRST_RELEASE = {
     "sparse_budget",
     "sparse_min_context",
     "sparse_prompt_tokens",
-    "sparse_audit_interval",
 }
 
 

@@ -67,7 +67,6 @@ class CountedStep:
                 "sparse.selector": selector,
                 "sparse.budget": float(BUDGET),
                 "sparse.min_context": 0,
-                "sparse.audit_interval": 0,
             }
         )
         shape = KvShape(layers=LAYERS, kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, item_bytes=4)
