@@ -106,6 +106,38 @@ def test_a_page_begins_with_its_name_and_a_sentence(page: Path) -> None:
     )
 
 
+EVIDENCE = [page for page in PAGES if page.parent == DOCS / "evidence" and page.name != "index.md"]
+OPENING = re.compile(
+    r"\A# [^\n]+\n\n\*\*Asked\*\*: .+?"
+    r"\n\n\*\*Answer\*\*: (?P<answer>.+?)"
+    r"\n\n\*\*Rests on\*\*: (?P<rests>.+?)\n(?:\n|\Z)",
+    re.DOTALL,
+)
+
+
+def words_of_opening(text: str) -> tuple[int, int]:
+    """Of the answer, and of what it rests on, as a reader sees them: with numbers, without their comments."""
+    opening = OPENING.match(re.sub(r"<!-- .*? -->", "", text))
+    assert opening, "a page of evidence begins with its title, **Asked**:, **Answer**: and **Rests on**:"
+    return len(opening["answer"].split()), len(opening["rests"].split())
+
+
+def test_words_of_an_opening_are_those_that_a_reader_sees() -> None:
+    filled_in = '<!-- {{ "%.2f" % over("LRU") }} -->0.87 (0.85 to 0.88)<!-- end -->'
+    answer = f"yes: {filled_in} times.\nOr so.\n\n- More."
+    opening = f"# A\n\n**Asked**: b?\n\n**Answer**: {answer}\n\n**Rests on**: one c.\n"
+    assert words_of_opening(opening) == (10, 2)
+    assert words_of_opening(f"{opening}\nWhat stands below.\n") == (10, 2)
+
+
+@pytest.mark.parametrize("page", EVIDENCE, ids=lambda page: page.name)
+def test_evidence_begins_with_an_answer_of_three_lines(page: Path) -> None:
+    """Who reads no further knows what came out, losses included; what else was found has a place below."""
+    answer, rests = words_of_opening(page.read_text())
+    assert answer <= 75, f"the answer has {answer} words, 75 at most: move what is no answer into a section"
+    assert rests <= 60, f"what it rests on has {rests} words, 60 at most: move the rest into a section"
+
+
 def test_pins_hold_what_the_extra_asks_for() -> None:
     """One list of versions: whatever the extra names is pinned, and pinned exactly."""
     import tomllib
