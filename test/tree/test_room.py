@@ -49,7 +49,8 @@ def admitted(driver: TreeDriver, tokens: int, match: MatchResult | None = None) 
     request = SimpleNamespace(rid="new", best_match_node=None if match is None else match.best_match_node)
     select = hooked("_select_prefill_admission", lambda *_, **__: SimpleNamespace(extend_len=tokens))
     on_host = 0 if match is None else match.host_hit_length
-    return select(adder, request, host_hit_length=on_host) is not AddReqResult.NO_TOKEN
+    selected = select(adder, request, host_hit_length=on_host, swa_host_hit_length=0)
+    return selected is not AddReqResult.NO_TOKEN
 
 
 def chunk(driver: TreeDriver, tokens: int) -> int | None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -22,17 +23,20 @@ from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.cache_factory import follow_tree
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.scheduler.chunk_room import HOOKS
 from sglang_importance.tree.state import TreeState
+
+from support.doubles.lower_tiers import LowerTiers
 
 PAGE = 4
 WINDOW = 16
 TOKENS = 256
 
 
-def windowed_cache(kind: str) -> ImportanceRadixCache:
+def windowed_cache(kind: str, *, window_tokens: int = TOKENS) -> ImportanceRadixCache:
     pool = SWAKVPool(
         TOKENS,
-        TOKENS,
+        window_tokens,
         PAGE,
         torch.float32,
         head_num=1,
@@ -47,7 +51,7 @@ def windowed_cache(kind: str) -> ImportanceRadixCache:
         disable=False,
         req_to_token_pool=ReqToTokenPool(4, TOKENS, "cpu", enable_memory_saver=False),
         token_to_kv_pool_allocator=SWATokenToKVPoolAllocator(
-            TOKENS, TOKENS, PAGE, torch.float32, "cpu", pool, need_sort=False
+            TOKENS, window_tokens, PAGE, torch.float32, "cpu", pool, need_sort=False
         ),
         page_size=PAGE,
         tree_components=(ComponentType.FULL, ComponentType.SWA),
@@ -110,3 +114,40 @@ def test_what_storage_brings_is_known_and_can_be_evicted(
     assert not list(state.tree.nodes())
     assert state.faults.is_learning
     cache.sanity_check()
+
+
+def test_what_is_loaded_back_takes_only_a_window_of_the_smaller_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt was let in never, and nobody behind it."""
+    cache = windowed_cache("importance", window_tokens=4 * WINDOW)
+    LowerTiers.attach(cache, host_tokens=TOKENS, write_policy="write_back")
+    bring(cache, tokens := 8 * WINDOW)
+    match = cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", range(tokens)), None)))
+    on_host = {"host_hit_length": match.host_hit_length, "swa_host_hit_length": match.swa_host_hit_length}
+    assert on_host == {"host_hit_length": tokens, "swa_host_hit_length": WINDOW}
+    walks: list[EvictParams] = []
+    monkeypatch.setattr(cache, "evict_for_alloc", walks.append)
+    budget = cache.token_to_kv_pool_allocator.create_prefill_budget(cache)
+    adder = SimpleNamespace(memory_budget=budget, tree_cache=cache, per_req_token_overhead=PAGE)
+    request = SimpleNamespace(rid="new", best_match_node=match.best_match_node)
+    (hook,) = (hook for name, (hook, _) in HOOKS.items() if name.endswith("_select_prefill_admission"))
+
+    def is_let_in(computed: int) -> bool:
+        admission = SimpleNamespace(extend_len=computed)
+        return hook(lambda *_, **__: admission, adder, request, **on_host) is admission
+
+    assert is_let_in(3 * WINDOW - PAGE)
+    assert not walks
+    assert not is_let_in(3 * WINDOW)
+    assert [(each.num_tokens, each.swa_num_tokens) for each in walks] == [(0, PAGE)]
+
+
+def test_an_eviction_that_fell_short_in_one_pool_hinders_none_from_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = windowed_cache("importance", window_tokens=4 * WINDOW)
+    LowerTiers.attach(cache, host_tokens=TOKENS, write_policy="write_back")
+    walks: list[EvictParams] = []
+    monkeypatch.setattr(cache, "evict_for_alloc", walks.append)
+    assert not any(cache.can_free(5 * WINDOW) for _ in range(3))
+    assert not any(cache.can_free(WINDOW, loaded_back=TOKENS) for _ in range(3))
+    assert [(each.num_tokens, each.swa_num_tokens) for each in walks] == [(0, WINDOW), (WINDOW, 0)]

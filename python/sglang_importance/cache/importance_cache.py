@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import (
         CacheRequestHandle,
-        EvictParams,
         EvictResult,
         InitLoadBackParams,
         MatchPrefixParams,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     # It brings numba, which the HTTP process would load for nothing.
     from sglang_importance.sparse.pool import TieredKVPool
+
+_ANY_NUMBER = 1 << 40
+"""More tokens than any pool has."""
 
 
 class ImportanceRadixCache(UnifiedRadixCache):
@@ -94,26 +97,46 @@ class ImportanceRadixCache(UnifiedRadixCache):
             return nullcontext()
         return self.importance.bringing_from_storage(req.rid)
 
-    def can_free(self, tokens: int) -> bool:
+    def can_free(self, tokens: int, *, loaded_back: int = 0, loaded_windows: int = 0) -> bool:
         """Whether so many tokens of the device are free, after an eviction where need be.
 
         An eviction can return less than counts as evictable. Under ``write_back`` a node whose copy finds no
         room on the host is dropped, but not while storage reads or writes what is below it. Without both this
         cannot be, and nothing is evicted here.
+
+        Args:
+            tokens: to be computed; they take room in every pool.
+            loaded_back: tokens that come from the host besides.
+            loaded_windows: of these, what takes room in the pool of sliding windows, too.
         """
         if not (self.is_write_back and self.enable_storage):
             return True
-        allocator = self.token_to_kv_pool_allocator
-        if allocator.available_size() < tokens and self._room_facts() != self._exhausted:
-            allocator.evict_to_free_tokens(self, tokens)
-            if allocator.available_size() < tokens:
-                self._exhausted = self._room_facts()
-        return bool(allocator.available_size() >= tokens)
+        wanted = tokens + loaded_back, tokens + loaded_windows
+        short = self._short_of(*wanted)
+        if any(short) and self._room_facts(short) != self._exhausted:
+            self.evict_for_alloc(EvictParams(num_tokens=short[0], swa_num_tokens=short[1]))
+            short = self._short_of(*wanted)
+            if any(short):
+                self._exhausted = self._room_facts(short)
+        return not any(short)
 
-    def _room_facts(self) -> tuple[int, ...]:
-        """What changes when an eviction that fell short may do better."""
-        free = self.token_to_kv_pool_allocator.available_size()
-        return free, self.evictable_size(), len(self.ongoing_backup), len(self.ongoing_prefetch)
+    def _free_tokens(self) -> tuple[int, int]:
+        """In the pool, or in that of full attention; and in that of sliding windows, where it can fill up."""
+        allocator: Any = self.token_to_kv_pool_allocator
+        if not self.supports_swa() or getattr(allocator, "swa_req_ring", False):
+            return allocator.available_size(), _ANY_NUMBER
+        return allocator.full_available_size(), allocator.swa_available_size()
+
+    def _short_of(self, tokens: int, in_windows: int) -> tuple[int, int]:
+        """What is missing in either pool."""
+        free, free_in_windows = self._free_tokens()
+        return max(0, tokens - free), max(0, in_windows - free_in_windows)
+
+    def _room_facts(self, short: tuple[int, int]) -> tuple[int, ...]:
+        """What changes when an eviction that fell short may do better, and the pools in which it did."""
+        evictable = self.evictable_size(), self.swa_evictable_size()
+        under_way = len(self.ongoing_backup), len(self.ongoing_prefetch)
+        return *self._free_tokens(), *evictable, *under_way, *map(bool, short)
 
     def prefetch_from_storage(self, request: CacheRequestHandle, *args: Any, **kwargs: Any) -> Any:
         with self.making_room(NeededBy.PREFETCH, request):

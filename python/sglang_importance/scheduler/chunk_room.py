@@ -54,11 +54,18 @@ def _within_room(
 
 
 def _where_it_fits(
-    select: Callable[..., Any], adder: PrefillAdder, request: Req, *, host_hit_length: int, **facts: Any
+    select: Callable[..., Any],
+    adder: PrefillAdder,
+    request: Req,
+    *,
+    host_hit_length: int,
+    swa_host_hit_length: int,
+    **facts: Any,
 ) -> Any:
     from sglang.srt.managers.schedule_policy import AddReqResult
 
-    admission = select(adder, request, host_hit_length=host_hit_length, **facts)
+    found = {"host_hit_length": host_hit_length, "swa_host_hit_length": swa_host_hit_length}
+    admission = select(adder, request, **found, **facts)
     if isinstance(admission, AddReqResult):
         return admission
     budget, cache = adder.memory_budget, cast(Any, adder.tree_cache)
@@ -66,7 +73,11 @@ def _where_it_fits(
     on_host = cache.inc_host_lock_ref(request.best_match_node).to_dec_params() if host_hit_length else None
     try:
         with cache.making_room(NeededBy.PREFILL, request):
-            fits = cache.can_free(int(budget.current_offset) + tokens + host_hit_length)
+            fits = cache.can_free(
+                int(budget.current_offset) + tokens,
+                loaded_back=host_hit_length,
+                loaded_windows=swa_host_hit_length,
+            )
     finally:
         if on_host is not None:
             cache.dec_host_lock_ref(request.best_match_node, on_host)
