@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,10 @@ class Scheduler(SimpleNamespace):
     def abort_request(self, request: AbortReq) -> None:
         held = [*self.waiting_queue, *self.collect_inflight_reqs()]
         self.aborted += [each for each in held if request.abort_all or each.rid.startswith(request.rid)]
+        if (queue := getattr(self, "disagg_decode_prealloc_queue", None)) is not None:
+            held = queue.retracted_queue
+            stays = [not (request.abort_all or each.rid.startswith(request.rid)) for each in held]
+            queue.retracted_queue = list(compress(held, stays))
 
     def collect_inflight_reqs(self) -> set[Any]:
         return set()
@@ -129,6 +134,18 @@ def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
     scheduler.aborted.clear()
     scheduler.take(AbortReq(abort_all=True))
     assert len(scheduler.aborted) == 4
+
+
+@pytest.mark.parametrize("abort", [AbortReq(rid="a"), AbortReq(abort_all=True)], ids=["one", "all"])
+def test_a_cache_hears_of_retracted_requests_that_a_decode_server_aborts(abort: AbortReq) -> None:
+    retracted = SimpleNamespace(queue=[], retracted_queue=[SimpleNamespace(rid=rid) for rid in ("a", "ab")])
+    heard: list[str] = []
+    cache = SimpleNamespace(importance=SimpleNamespace(gave_up_waiting=heard.append))
+    scheduler = Scheduler(disagg_decode_prealloc_queue=retracted, tree_cache=cache)
+    scheduler.take(AbortReq(rid="b"))
+    assert not heard
+    scheduler.take(abort)
+    assert heard == (["a", "ab"] if abort.abort_all else ["a"])
 
 
 def test_a_session_refuses_what_would_hide_its_requests() -> None:

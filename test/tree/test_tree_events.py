@@ -6,6 +6,7 @@ from inspect import signature
 
 import numpy as np
 import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, CacheRequestOutcome
 
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
@@ -140,6 +141,43 @@ def test_a_request_that_is_aborted_behind_its_retraction_leaves_the_shadows(make
         cache.evict(10**6)
         assert cache.used == 0
     assert not shadowing._retracted
+
+
+@pytest.mark.parametrize("giving_up", ["no room", "in the queue of a decode server"])
+def test_a_request_that_is_given_up_unfinished_leaves_the_shadows(make_driver, giving_up: str):
+    driver = make_driver("observe")
+    pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
+    shadowing = shadowed(driver.component, pair)
+    request = driver.admit(prompt(0, 3))
+    if giving_up == "no room":  # ``ScheduleBatch.retract_decode``, of the last one
+        driver.prefill(request)
+        request.to_finish = FINISH_ABORT("no room")
+        driver.retract(request)
+    else:  # ``Scheduler.abort_request``: it has been prefilled elsewhere
+        request.filled = len(request.origin_input_ids)
+        driver._extend(request, request.filled)
+        driver.cache.finish(CacheRequestHandle(request.rid, 0), CacheRequestOutcome.ABORT)
+        driver._release(request, insert=True)
+    settle(shadowing)
+    for cache in (pair.lru, pair.importance):
+        cache.check_integrity()
+        cache.evict(10**6)
+        assert cache.used == 0, "nothing is locked"
+    assert pair.comparison.requests == 1
+    assert not shadowing._retracted
+
+
+def test_a_given_up_request_says_nothing_of_the_next_retraction(make_driver):
+    driver = make_driver("observe")
+    pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
+    shadowing = shadowed(driver.component, pair)
+    driver.cache.finish(CacheRequestHandle("1", 0), CacheRequestOutcome.ABORT)
+    serve(driver, prompt(1000, 3))
+    request = driver.admit(prompt(0, 3))
+    request.rid = "1"
+    driver.prefill(request)
+    driver.retract(request)
+    assert shadowing._retracted == {"1"}
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):

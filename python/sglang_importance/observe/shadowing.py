@@ -65,6 +65,7 @@ class Shadowing:
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
         self._retracted: set[str] = set()
+        self._given_up: str | None = None  # of which sglang may give the memory back next
         self._dropped = 0
         # Small events that found no room; what they tell is to be heard before anything that came later.
         self._owed: deque[_ShadowEvent] = deque(maxlen=MAX_RUNNING)
@@ -91,18 +92,28 @@ class Shadowing:
         )
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
-        """The request ended; one that was only retracted goes on for the shadows."""
-        if not req.finished():
+        """The request ended; one that was only retracted goes on for the shadows.
+
+        Whom sglang gives up it does not finish: it sets ``to_finish`` of who finds no room, and lets go of
+        who waits with its KV already transferred behind ``gone``.
+        """
+        given_up, self._given_up = self._given_up, None
+        if req.finished():
+            self._retracted.discard(req.rid)
+            self._offer(_ShadowEvent(req.rid, prompt_and_output_of(req), answer_end))
+        elif req.to_finish is not None or req.rid == given_up:
+            self._retracted.discard(req.rid)
+            self._offer(_ShadowEvent(req.rid, None, AnswerEnd.UNKNOWN))
+        else:
             self._retracted.add(req.rid)
-            return
-        self._retracted.discard(req.rid)
-        self._offer(_ShadowEvent(req.rid, prompt_and_output_of(req), answer_end))
 
     def gone(self, rid: str) -> None:
         """The request was given up while it waited; shadows know of it if it had been retracted."""
         if rid in self._retracted:
             self._retracted.remove(rid)
             self._offer(_ShadowEvent(rid, None, AnswerEnd.UNKNOWN))
+        else:
+            self._given_up = rid
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended."""

@@ -45,7 +45,7 @@ def guard_messages(scheduler: Scheduler) -> None:
         handlers[kind] = _refusing(scheduler, handlers[kind])
     for batch, kind in BATCHES.items():
         handlers[batch] = _one_by_one(handlers[kind])
-    abort: Any = _aborting_one(scheduler, scheduler.abort_request)
+    abort: Any = _telling_of_retracted(scheduler, _aborting_one(scheduler, scheduler.abort_request))
     handlers[AbortReq] = scheduler.abort_request = abort  # type: ignore[method-assign]  # sglang calls both
     for name in ANSWERING_NO:
         kind = getattr(io_struct, name)
@@ -131,6 +131,27 @@ def _aborting_one(scheduler: Scheduler, abort: Handler) -> Handler:
             return abort(request)
 
     return abort_one
+
+
+def _telling_of_retracted(scheduler: Scheduler, abort: Handler) -> Handler:
+    """A decode server forgets a retracted request without a word to its cache."""
+
+    def abort_and_tell(request: AbortReq) -> Any:
+        before = _retracted(scheduler)
+        answer = abort(request)
+        if before:
+            left = set(map(id, _retracted(scheduler)))
+            cache: Any = scheduler.tree_cache
+            for each in before:
+                if id(each) not in left:
+                    cache.importance.gave_up_waiting(each.rid)
+        return answer
+
+    return abort_and_tell
+
+
+def _retracted(scheduler: Scheduler) -> list[Any]:
+    return list(getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "retracted_queue", ()))
 
 
 @contextmanager

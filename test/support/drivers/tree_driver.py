@@ -92,6 +92,7 @@ class Request:
         default_factory=lambda: SimpleNamespace(to_json=lambda: {"type": "stop"})
     )
     finished_len: int | None = None
+    to_finish: object = None
 
     @property
     def output_ids_through_stop(self) -> array:
