@@ -32,6 +32,8 @@ BUILD_OPTIONS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLA
 BUILD_OPTIONS += ("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF")
 DATASETS = "datasets==4.4.1"
 """What ``sglang.bench_serving`` imports, for pictures, and sglang does not bring."""
+AIPERF = "aiperf==0.13.0"
+"""NVIDIA's load generator, which plays Mooncake's trace."""
 WANTED = """
 import re
 from importlib.metadata import requires
@@ -54,6 +56,11 @@ def lmcache_python() -> Path:
 def harness_packages() -> Path:
     """Folder with what ``sglang.bench_serving`` lacks beside the packages of this interpreter."""
     return packages_of(made("harness", DATASETS, NOT_TAKEN, "0.2 GB, a minute", upon=Path(sys.executable)))
+
+
+def aiperf_python() -> Path:
+    """The interpreter of aiperf's environment."""
+    return made("aiperf", AIPERF, NOT_TAKEN, "1.2 GB, two minutes")
 
 
 def llama_cpp() -> tuple[Path, Path]:
