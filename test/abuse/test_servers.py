@@ -93,7 +93,10 @@ ROUTES = (
 
 
 def check_admin_key(server: ServerProcess) -> None:
-    """Our routes want the admin key, and no other; generation wants none."""
+    """Our routes want the admin key, and no other; generation wants none, and nobody is told the key."""
+    assert KEY not in json.dumps(server.get("/server_info"))
+    assert "server_args=" in server.log()
+    assert KEY not in server.log()
     for method, path in ROUTES:
         body = {} if method == "POST" else None
         for key in (None, "wrong", KEY + "x"):

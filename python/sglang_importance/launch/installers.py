@@ -43,7 +43,9 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     from sglang_importance.http.requests.route_guards import guard_routes
     from sglang_importance.http.requests.short_errors import shorten_errors
     from sglang_importance.http.routes import install_routes
+    from sglang_importance.http.told_arguments import hide_keys
 
+    hide_keys(server.app)
     guard_routes(server.app)
     check_routes(server.app)
     shorten_errors(server.app)

@@ -31,6 +31,7 @@ from sglang_importance.launch.tokenizer_workers import has_workers, reach_worker
 from sglang_importance.storage.store_launch import mount, store_model_refusals, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
+from sglang_importance.upstream.server_keys import unprinted_keys
 from sglang_importance.upstream.server_options import attach_options, importance_options, store_options
 from sglang_importance.upstream.symbol_check import check_sglang
 
@@ -82,7 +83,8 @@ def _around_launch(
         with tempfile.TemporaryDirectory(prefix="sgl-importance-") as folder:
             os.environ[PROOF_FOLDER] = folder
             try:
-                with nullcontext() if server_args.launch_command is None else _ending_together():
+                is_embedded = server_args.launch_command is None
+                with unprinted_keys(server_args), nullcontext() if is_embedded else _ending_together():
                     launched = _launch(Path(folder), launch, engine_class, server_args, *args, **kwargs)
             finally:
                 del os.environ[PROOF_FOLDER]
