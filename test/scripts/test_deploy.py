@@ -18,6 +18,7 @@ import yaml
 from sglang.srt.server_args import ServerArgs
 
 from sglang_importance.launch.flags import add_flags
+from sglang_importance.upstream.refusal import LaunchRefused, exit_refused
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "scripts/deploy"
@@ -175,7 +176,31 @@ def test_the_units_flags_are_sglangs_and_ours() -> None:
     state = re.search(r"StateDirectory=(.*)", unit)
     assert state
     assert parsed.kv_importance_store.startswith(f"/var/lib/{state[1]}/")
-    assert f"--config /etc/sgl-importance/{(DEPLOY / 'server.yaml').name}" in unit
+    credential = re.search(r"LoadCredential=(.*):/etc/sgl-importance/server.yaml", unit)
+    assert credential
+    assert f"--config ${{CREDENTIALS_DIRECTORY}}/{credential[1]}\n" in unit, "no other user may read the file"
+
+
+def test_the_units_commands_work_on_a_fresh_machine(tmp_path: Path) -> None:
+    unit = (DEPLOY / "sgl-importance.service").read_text()
+    commands = re.findall(r"^# (install .*) (/\S+)$", unit, flags=re.MULTILINE)
+    for command, target in commands:
+        subprocess.run([*command.split(), f"{tmp_path}{target}"], cwd=ROOT, check=True)
+    modes = {target: (tmp_path / target[1:]).stat().st_mode & 0o777 for _, target in commands}
+    assert modes == {
+        "/etc/sgl-importance/server.yaml": 0o600,
+        "/etc/systemd/system/sgl-importance.service": 0o644,
+    }
+
+
+def test_a_server_that_crashed_is_started_again_and_a_refused_one_is_not() -> None:
+    unit = (DEPLOY / "sgl-importance.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"\w+=", line))
+    assert settings["Restart"] == "always"
+    assert "SuccessExitStatus" not in settings, "sglang's launcher ends itself by SIGKILL where it crashed"
+    with pytest.raises(SystemExit) as ended:
+        exit_refused(LaunchRefused(["no"]))
+    assert settings["RestartPreventExitStatus"] == str(ended.value.code)
 
 
 def test_they_wait_for_answers_and_the_ledger() -> None:
