@@ -9,11 +9,13 @@ import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, CacheRequestOutcome
 
+from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.reuse.reuse_class import BlockType
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
+from sglang_importance.upstream.request_record import found_tokens
 
 from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
@@ -178,6 +180,34 @@ def test_a_given_up_request_says_nothing_of_the_next_retraction(make_driver):
     driver.prefill(request)
     driver.retract(request)
     assert shadowing._retracted == {"1"}
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_decode_server_says_what_it_had_itself(make_driver, learns: bool):
+    """Its requests come with the hits of the server that computed their prompts."""
+    driver = make_driver("observe")
+    component = driver.component
+    component.requests.admissions.is_decode_server = True
+    pair = ShadowPair(256 // PAGE, PAGE, component.state.policy.cost, 256)
+    shadowing = shadowed(component, pair)
+    document = prompt(0, 2)
+    serve(driver, document)
+    if not learns:
+        component.state.faults.learn(FaultPlace.RANKING, lambda: 1 / 0)
+    request = driver.admit(document + prompt(100, 2))
+    request.cached_tokens_device, request.cached_tokens_host, request.cached_tokens_storage = PAGE, PAGE, PAGE
+    driver.prefill(request)
+    driver.decode(request, [7])
+    driver.finish(request)
+    own = {Tier.DEVICE: 2 * PAGE, Tier.HOST: 0, Tier.STORAGE: 0}
+    assert found_tokens(request) == own
+    counters = component.state.counters
+    assert counters.hit_tokens == own
+    assert counters.hit_requests == {Tier.DEVICE: 1, Tier.HOST: 0, Tier.STORAGE: 0}
+    settle(shadowing)
+    if learns:
+        assert shadowing.document()["server_hit_tokens"] == 2 * PAGE
+        assert component.misses.recent[-1].account.found == own
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):

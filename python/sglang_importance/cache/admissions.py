@@ -20,11 +20,15 @@ from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.placement.session_follower import SessionFollower
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import found_tokens, record_of
 
 
 class Admissions:
-    """Takes requests in, each once, whatever upstream makes of it later."""
+    """Takes requests in, each once, whatever upstream makes of it later.
+
+    Attributes:
+        is_decode_server: whether prompts are computed by another server.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Admissions:
         shadowing: Shadowing | None,
         misses: Misses | None,
     ) -> None:
+        self.is_decode_server = False
         self._state = state
         self._node_events = node_events
         self._pins = pins
@@ -50,6 +55,7 @@ class Admissions:
     def admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
         tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
+        self._note_prefix(req, cached_tokens)
         if self._shadowing is not None:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
@@ -74,26 +80,35 @@ class Admissions:
             tree.accessed(metadata, transition)
             self._node_events.record_only(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self._pins.admitted(hits)
-        self.count(req)
+        self.count(req, cached_tokens)
         return query
+
+    def _note_prefix(self, req: Req, cached_tokens: int) -> None:
+        record = record_of(req)
+        if self.is_decode_server and record.decode_prefix is None:
+            record.decode_prefix = cached_tokens
 
     def _hit_at_age(self, req: Req, metadata: NodeMetadata) -> None:
         """A prompt begins on the device, then comes the host; what storage had was counted when it came."""
-        end = metadata.depth + metadata.tokens
-        if metadata.is_prewarmed or end > req.cached_tokens_device + req.cached_tokens_host:
+        end, found = metadata.depth + metadata.tokens, found_tokens(req)
+        if metadata.is_prewarmed or end > found[Tier.DEVICE] + found[Tier.HOST]:
             return
-        tier = Tier.DEVICE if end <= req.cached_tokens_device else Tier.HOST
+        tier = Tier.DEVICE if end <= found[Tier.DEVICE] else Tier.HOST
         self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
 
-    def count(self, req: Req) -> None:
+    def count(self, req: Req, cached_tokens: int) -> None:
         """Counts an admitted request of a user, its prompt and its hits, once.
 
         Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
+
+        Args:
+            cached_tokens: of its prompt, that it found on the device.
         """
         record = record_of(req)
         if record.is_counted or is_prewarm(req.rid) or req.rid.startswith(HEALTH_CHECK_PREFIX):
             return
         record.is_counted = True
+        self._note_prefix(req, cached_tokens)
         self._state.counters.admitted(req)
 
     def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:

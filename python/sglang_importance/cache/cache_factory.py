@@ -123,6 +123,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         misses=misses,
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
+    arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    cache.importance.requests.admissions.is_decode_server = arguments.disaggregation_mode == "decode"
     if ranks.leads:
         cache.importance.requests.beginnings = VolatileBeginnings()
     if options.policy == "importance":

@@ -188,7 +188,8 @@ class ImportanceComponent(FullComponent):
             is_finished=is_finished,
         )
         if not self._faults.is_learning:
-            self._faults.beside(FaultPlace.METRICS, self.requests.admissions.count, req)
+            found = insert_params.prev_prefix_len
+            self._faults.beside(FaultPlace.METRICS, self.requests.admissions.count, req, found)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         tokens = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         if self.dense_prefix is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.cache.room import RoomNeed
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.nodes import key_of
-from sglang_importance.upstream.request_record import RequestRecord, namespace_of, record_of
+from sglang_importance.upstream.request_record import RequestRecord, found_tokens, namespace_of, record_of
 
 RECENT_REQUESTS = 200
 MAX_PAGES = 2**18
@@ -121,9 +121,15 @@ class Misses:
     @_noted
     def admitted(self, req: Req) -> tuple[Any, ...]:
         """A request was admitted, and is about to enter the tree."""
-        found = req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage
         visit = self.now(req.rid)
-        return self._account, record_of(req), namespace_of(req), req.origin_input_ids, found, visit
+        return (
+            self._account,
+            record_of(req),
+            namespace_of(req),
+            req.origin_input_ids,
+            found_tokens(req),
+            visit,
+        )
 
     def _account(
         self,
@@ -131,12 +137,12 @@ class Misses:
         record: RequestRecord,
         namespace: Namespace,
         tokens: Sequence[int],
-        found: tuple[int, ...],
+        found: Mapping[Tier, int],
         visit: PathVisit,
     ) -> None:
         prompt = packed(tokens, memory.ahead)
         path = memory.path(namespace, prompt)
-        account = account_of(memory, namespace, prompt, path, dict(zip(Tier, found, strict=True)))
+        account = account_of(memory, namespace, prompt, path, found)
         memory.asked(namespace, prompt, path, visit)
         record.misses = AccountedRequest(visit, namespace, account)
         self.recent.append(record.misses)

@@ -39,7 +39,7 @@ from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.nodes import NodeId
-from sglang_importance.upstream.request_record import namespace_of, record_of
+from sglang_importance.upstream.request_record import found_tokens, namespace_of, record_of
 
 
 class RequestFlow:
@@ -263,7 +263,7 @@ class RequestFlow:
         state.counters.fold_seconds += time.perf_counter() - start
 
     def _compare_beginning(self, beginnings: VolatileBeginnings, req: Req) -> None:
-        found = req.cached_tokens_device + req.cached_tokens_host + req.cached_tokens_storage
+        found = sum(found_tokens(req).values())
         beginnings.seen(namespace_of(req), req.origin_input_ids, found)
         self._state.counters.volatile_lost_tokens = beginnings.lost_tokens
 

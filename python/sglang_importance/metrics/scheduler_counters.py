@@ -16,6 +16,7 @@ from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.tiers import Tier
 from sgl_importance_kernels.sparse.traffic import PageTraffic
 from sglang_importance.metrics.emission_time import EmissionTime
+from sglang_importance.upstream.request_record import found_tokens
 
 
 def _zero_by_tier() -> dict[Tier, int]:
@@ -78,13 +79,9 @@ class Counters:
     def admitted(self, req: Req) -> None:
         self.requests += 1
         self.prompt_tokens += len(req.origin_input_ids)
-        self._hit(Tier.DEVICE, req.cached_tokens_device)
-        self._hit(Tier.HOST, req.cached_tokens_host)
-        self._hit(Tier.STORAGE, req.cached_tokens_storage)
-
-    def _hit(self, tier: Tier, tokens: int) -> None:
-        self.hit_tokens[tier] += tokens
-        self.hit_requests[tier] += tokens > 0
+        for tier, tokens in found_tokens(req).items():
+            self.hit_tokens[tier] += tokens
+            self.hit_requests[tier] += tokens > 0
 
     def evicted(self, tier: Tier, tokens: int, reason: EvictionReason, *, below: Tier | None) -> None:
         """A node left the tier; ``below``: the tier that still holds it, None where its KV is lost."""

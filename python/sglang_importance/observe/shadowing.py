@@ -17,9 +17,10 @@ from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.shadow.tiered_shadow import HostWrites
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
-from sglang_importance.upstream.request_record import session_name_of
+from sglang_importance.upstream.request_record import found_tokens, session_name_of
 
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
@@ -86,7 +87,8 @@ class Shadowing:
                 with self._lock:
                     self._pair.add_host(pages, self._writes)
             self._host_pages = None
-        hits = req.cached_tokens_device + req.cached_tokens_host
+        found = found_tokens(req)
+        hits = found[Tier.DEVICE] + found[Tier.HOST]
         self._offer(
             _ShadowEvent(req.rid, prompt_of(req), session=session_name_of(req), server_hit_tokens=hits)
         )

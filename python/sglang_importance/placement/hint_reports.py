@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.tiers import Tier
 from sglang_importance.upstream.hooks import Hook, HookType
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import found_tokens, record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -27,12 +26,7 @@ def _after_get_cached_tokens_details(
     record = record_of(req)
     if record.make_report is None or not req.finished():
         return None
-    hits = {
-        Tier.DEVICE: req.cached_tokens_device,
-        Tier.HOST: req.cached_tokens_host,
-        Tier.STORAGE: req.cached_tokens_storage,
-    }
-    report = record.make_report(hits)
+    report = record.make_report(found_tokens(req))
     if report is None:
         return None
     if record.selection is not None:

@@ -41,6 +41,7 @@ class RequestRecord:
         query: its folds, since it was admitted to the tree.
         session: that it belongs to, since it was admitted; None where it names none.
         is_counted: whether the metrics have counted it.
+        decode_prefix: tokens that a decode server had of its prompt; None on another server.
         has_read_hints: whether ``hints`` says what its envelope held.
         hints: None where it has none that can be followed.
         hinted: follows its hints.
@@ -53,6 +54,7 @@ class RequestRecord:
     query: QueryFolds | None = None
     session: Session | None = None
     is_counted: bool = False
+    decode_prefix: int | None = None
     has_read_hints: bool = False
     hints: Hints | None = None
     hinted: HintedRequest | None = None
@@ -68,3 +70,18 @@ def record_of(req: Req) -> RequestRecord:
         record = RequestRecord()
         setattr(req, RECORD_ATTRIBUTE, record)
     return record
+
+
+def found_tokens(req: Req) -> dict[Tier, int]:
+    """Tokens of its prompt that an admitted request found on this server, by tier.
+
+    A decode server's request says what the prefill server had found, which counts there.
+    """
+    prefix = record_of(req).decode_prefix
+    if prefix is not None:
+        return {Tier.DEVICE: prefix, Tier.HOST: 0, Tier.STORAGE: 0}
+    return {
+        Tier.DEVICE: req.cached_tokens_device,
+        Tier.HOST: req.cached_tokens_host,
+        Tier.STORAGE: req.cached_tokens_storage,
+    }
