@@ -16,7 +16,11 @@ from sgl_importance.placement.ledger.ledger import Ledger
 from sgl_importance.placement.ledger.ledger_database import LedgerDamaged
 from sgl_importance.placement.ledger.ledger_writer import Visit
 from sgl_importance.placement.pins.pin import Pin
-from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
+from sglang_importance.launch.finding import Status
+from sglang_importance.launch.server_findings import server_findings
+from sglang_importance.operations.job import run_slice
+from sglang_importance.operations.snapshot import describe_tree
+from sglang_importance.placement.ledger_feed import describe_ledger, model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
 from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm, prewarm_from_ledger, serve, start
@@ -320,3 +324,15 @@ def test_a_directory_that_cannot_be_used_leaves_a_server_without_ledger(tmp_path
     assert driver.component.ledger is None
     assert "the server goes on without" in caplog.text
     serve(driver, list(range(30)))
+    job = describe_tree(driver.cache, {})
+    while (document := run_slice(job)) is None:
+        pass
+    place = str(tmp_path / "file" / "ledger.sqlite")
+    assert document["ledger"] == {"place": place, "is_written": False, "lost_visits": 1}, "and says so"
+    found = {finding.subject: finding for finding in server_findings(document)}
+    assert found["ledger"].status is Status.PROBLEM
+
+
+def test_without_a_ledger_there_is_none_to_tell_of():
+    driver = TreeDriver(tokens=POOL)
+    assert describe_ledger(driver.component.ledger, driver.component.state) is None

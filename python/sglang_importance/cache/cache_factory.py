@@ -36,6 +36,7 @@ from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.backup_filter import BackupFilter
+from sglang_importance.placement.ledger_feed import describe_ledger
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
@@ -108,8 +109,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
 
     def publish() -> None:
         assert publisher is not None
-        if (ledger := cache.importance.ledger) is not None:
-            state.counters.ledger_lost_visits = ledger.lost_visits
+        if (ledger := describe_ledger(cache.importance.ledger, state)) is not None:
+            state.counters.ledger_lost_visits = ledger["lost_visits"]
         publisher.publish(state.counters, gauge_values(cache))
 
     follow_tree(

@@ -65,7 +65,10 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
     lost = f"{ledger['lost_visits']:,} visits lost since the start"
     if ledger["is_written"]:
         return Finding("ledger", Status.OK, f"{ledger['place']}, {lost}")
-    cure = "see the line 'KV importance ledger' of its log: it is tried again every 30 s"
+    cure = (
+        "see the line 'KV importance ledger' of its log: it is tried again every 30 s, "
+        "and where it could not be opened at the start, at the next one"
+    )
     return Finding("ledger", Status.PROBLEM, f"{ledger['place']} is not written: {lost}", cure)
 
 

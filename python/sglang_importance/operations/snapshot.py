@@ -16,6 +16,7 @@ from sglang_importance.cache.importance_cache import ImportanceRadixCache, tiere
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages_view import describe_pages
+from sglang_importance.placement.ledger_feed import describe_ledger
 from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.tree.occupancy import Occupancy, occupancy
@@ -136,8 +137,8 @@ def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     document["hits"] = describe_hits(cache.importance.state.counters)
     if (observation := cache.importance.observation()) is not None:
         document["observe"] = observation
-    if (ledger := cache.importance.ledger) is not None:
-        document["ledger"] = ledger.describe()
+    if (ledger := describe_ledger(cache.importance.ledger, cache.importance.state)) is not None:
+        document["ledger"] = ledger
     if (pool := tiered_pool(cache)) is not None:
         document["pages"] = describe_pages(pool)
     if (chain := describe_chain()) is not None:

@@ -107,11 +107,6 @@ class LedgerFeed:
             "lost_visits": self._writer.lost,
         }
 
-    @property
-    def lost_visits(self) -> int:
-        """Finished requests that could not be written."""
-        return self._writer.lost
-
     def surviving_pins(self) -> frozenset[str]:
         """Names of the pins that a server which started now, with the weights in memory, would find."""
         return self._writer.surviving_pins() if self._has_its_weights() else frozenset()
@@ -168,6 +163,15 @@ class LedgerFeed:
             return 0.0
         seconds = self._policy.cost.recompute_seconds(tokens, depth)
         return self._policy.reuse.index(at_risk_as, age) * seconds / tokens
+
+
+def describe_ledger(feed: LedgerFeed | None, state: TreeState) -> dict[str, Any] | None:
+    """As ``LedgerFeed.describe``, also of a ledger that could not be opened at the start; None without."""
+    if feed is not None:
+        return feed.describe()
+    if not (place := state.options.ledger_place):
+        return None
+    return {"place": str(place_of(place)), "is_written": False, "lost_visits": state.counters.requests}
 
 
 def model_digest(weights: Weights, page_size: int) -> bytes:
