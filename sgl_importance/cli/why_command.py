@@ -46,6 +46,7 @@ CAUSES = {
     "flush": "by a flush",
     "weight_update": "by a weight update",
     "abort": "the request was aborted",
+    "beams": "nothing is kept of a beam search",
     "retraction": "the request was retracted",
     "selector": "a selector chose what it read",
 }

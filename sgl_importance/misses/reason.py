@@ -42,6 +42,7 @@ class Cause(StrEnum):
     FLUSH = "flush"
     WEIGHT_UPDATE = "weight_update"
     ABORT = "abort"
+    BEAMS = "beams"
     RETRACTION = "retraction"
     SELECTOR = "selector"
 

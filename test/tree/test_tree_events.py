@@ -10,12 +10,13 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, CacheRequestOutcome
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.misses.reason import Cause, Reason
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.reuse.reuse_class import BlockType
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
-from sglang_importance.upstream.request_record import found_tokens
+from sglang_importance.upstream.request_record import found_tokens, record_of
 
 from support.drivers.shadowed_tree import settle, shadowed
 from support.drivers.tree_driver import PAGE, TreeDriver
@@ -208,6 +209,34 @@ def test_a_decode_server_says_what_it_had_itself(make_driver, learns: bool):
     if learns:
         assert shadowing.document()["server_hit_tokens"] == 2 * PAGE
         assert component.misses.recent[-1].account.found == own
+
+
+@pytest.mark.parametrize("ending", ["finished", "aborted"])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_beam_search_visits_what_it_finds_and_leaves_nothing(make_driver, ending: str, learns: bool):
+    """sglang puts nothing of it into the tree."""
+    driver = make_driver()
+    document, rest = prompt(0, 2), prompt(100, 2)
+    serve(driver, document)
+    if not learns:
+        driver.component.state.faults.learn(FaultPlace.RANKING, lambda: 1 / 0)
+    request = driver.admit(document + rest)
+    request.skip_radix_cache_insert = True
+    driver._extend(request, len(document + rest))
+    if ending == "aborted":
+        request.finished_reason = FINISH_ABORT()
+    driver.abort(request)
+    counters = driver.component.state.counters
+    assert (counters.requests, counters.hit_tokens[Tier.DEVICE]) == (2, len(document))
+    assert driver.cache.evictable_size() == len(document)
+    if learns:
+        ((_, metadata),) = path_of(driver, document)
+        assert metadata.accesses == 1
+        again = serve(driver, document + rest + [5])
+        (not_kept,) = (
+            part for part in record_of(again).misses.account.parts if part.reason is Reason.NOT_KEPT
+        )
+        assert not_kept.fate.cause is (Cause.BEAMS if ending == "finished" else Cause.ABORT)
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):

@@ -56,7 +56,7 @@ class Admissions:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
         tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
         self._note_prefix(req, cached_tokens)
-        if self._shadowing is not None:
+        if self._shadowing is not None and not req.skip_radix_cache_insert:  # stock keeps nothing of it, too
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
         hits = self._hit_nodes(req, cached_tokens)

@@ -180,22 +180,21 @@ class ImportanceComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        insertion = self._faults.learn(
-            FaultPlace.ADMISSION,
-            self.requests.inserting,
-            req,
-            insert_params.prev_prefix_len,
-            is_finished=is_finished,
-        )
-        if not self._faults.is_learning:
-            found = insert_params.prev_prefix_len
-            self._faults.beside(FaultPlace.METRICS, self.requests.admissions.count, req, found)
+        insertion = self._inserting(req, insert_params.prev_prefix_len, is_finished=is_finished)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         tokens = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         if self.dense_prefix is None:
             return tokens
         assert tokens is None, "upstream limits what a full-attention component may cache"
         return min(token_ids_len, self.dense_prefix.insertable(req, insert_params.prev_prefix_len))
+
+    def _inserting(self, req: Req, found: int, *, is_finished: bool) -> Insertion | None:
+        insertion = self._faults.learn(
+            FaultPlace.ADMISSION, self.requests.inserting, req, found, is_finished=is_finished
+        )
+        if not self._faults.is_learning:
+            self._faults.beside(FaultPlace.METRICS, self.requests.admissions.count, req, found)
+        return insertion
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, *args: Any, **kwargs: Any
@@ -220,6 +219,9 @@ class ImportanceComponent(FullComponent):
         insert_params: InsertParams | None = None,
     ) -> None:
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+        if req.skip_radix_cache_insert and insert_result is None:
+            # The first that the cache hears of a beam search, which found what is there as any request does.
+            self._inserting(req, req.kv.cache_protected_len, is_finished=is_finished)
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
@@ -246,8 +248,7 @@ class ImportanceComponent(FullComponent):
     def _not_kept(self, req: Req, *, is_inserted: bool) -> None:
         """A request has left, and the tree does not hold all that it had computed."""
         if self.misses is not None:
-            cause = Cause.ABORT if req.finished() else Cause.RETRACTION
-            self.misses.given_up(req, Cause.SELECTOR if is_inserted else cause)
+            self.misses.given_up(req, Cause.SELECTOR if is_inserted else _why_not_inserted(req))
 
     def gave_up_waiting(self, rid: str) -> None:
         """A request was aborted in the queue, where it may be for a second time, after a retraction."""
@@ -363,6 +364,14 @@ class ImportanceComponent(FullComponent):
         self.pins.check_integrity()
         if self.misses is not None:
             self.misses.check_integrity(self.state.tree.nodes())
+
+
+def _why_not_inserted(req: Req) -> Cause:
+    if not req.finished():
+        return Cause.RETRACTION if req.to_finish is None else Cause.ABORT
+    assert req.finished_reason is not None
+    is_aborted = req.finished_reason.to_json()["type"] == "abort"
+    return Cause.BEAMS if req.skip_radix_cache_insert and not is_aborted else Cause.ABORT
 
 
 def _from_storage(rid: str) -> Insertion:

@@ -70,6 +70,7 @@ class StateRequest:
     session_id: str | None = None
     kv_rotation_base: int | None = None
     swa_prefix_lock_released: bool = False
+    skip_radix_cache_insert: bool = False
     cached_tokens_device: int = 0
     cached_tokens_host: int = 0
     cached_tokens_storage: int = 0

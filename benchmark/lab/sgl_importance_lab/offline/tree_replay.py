@@ -77,6 +77,7 @@ class _Request:
     session_id: str | None = None
     kv_rotation_base: int | None = None
     swa_prefix_lock_released: bool = False
+    skip_radix_cache_insert: bool = False
     cached_tokens_device: int = 0
     cached_tokens_host: int = 0
     cached_tokens_storage: int = 0
