@@ -10,7 +10,14 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-arguments=("$@")
+arguments=()
+# sglang reads a file of flags only where it is a word of its own.
+for word in "$@"; do
+  case $word in
+    --config=*) arguments+=(--config "${word#*=}") ;;
+    *) arguments+=("$word") ;;
+  esac
+done
 
 # ---- what the user gave ----
 

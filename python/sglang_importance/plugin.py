@@ -62,15 +62,16 @@ def register() -> None:
 
 
 def _around_merge_config(merge: Callable[..., list[str]], merger: Any, argv: list[str]) -> list[str]:
-    """Says in one line what is wrong with a file of flags, on a command line that has one of ours."""
+    """Says in one line what is wrong with a file of flags, where one of ours is in it or beside it."""
     try:
         return merge(merger, argv)
     except Exception as error:
-        path = next(iter(argv[argv.index("--config") + 1 :]), "")
-        if not any(word.startswith(("--kv-policy", "--kv-importance")) for word in argv):
-            raise
-        from sglang_importance.launch.preflight import config_problem
+        from sglang_importance.launch.preflight import config_problem, may_name_our_flags
 
+        path = next(iter(argv[argv.index("--config") + 1 :]), "")
+        on_the_line = any(word.startswith(("--kv-policy", "--kv-importance")) for word in argv)
+        if not (on_the_line or may_name_our_flags(path)):
+            raise
         exit_refused(LaunchRefused([config_problem(path, error)]))
 
 
@@ -87,9 +88,11 @@ def _around_from_cli_args(
     if not hasattr(args, "kv_policy"):
         return from_cli_args(server_args_class, args)
     from sglang_importance.launch.launcher import prepare_launch
+    from sglang_importance.launch.preflight import check_config_is_read
 
     try:
         options = options_of(args)
+        check_config_is_read(args, options)
         prepare_launch(args, options)
     except ValueError as error:
         exit_refused(LaunchRefused([str(error)]))

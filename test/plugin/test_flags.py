@@ -140,16 +140,51 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
     config = tmp_path / name
     if content is not None:
         config.write_text(content)
-    with pytest.raises(SystemExit) as stop:
-        prepare_server_args(["--kv-policy", "importance", "--config", str(config)])
-    assert stop.value.code == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
-    assert line.startswith(f"sgl-importance: error: --config {config}: ")
-    assert problem in line
+    assert_one_line(
+        capsys, ["--kv-policy", "importance", "--config", str(config)], f"--config {config}: ", problem
+    )
+    if content is None:  # and may have named a policy
+        assert_one_line(capsys, ["--config", str(config)], f"--config {config}: ", problem)
+        return
     # Without a flag of ours, sglang says it in its own way.
     with pytest.raises(Exception, match=r".") as stock:
         prepare_server_args(["--config", str(config)])
     assert not isinstance(stock.value, SystemExit)
+
+
+def assert_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], begins: str, problem: str = ""
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        prepare_server_args(words)
+    assert stop.value.code == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
+    assert line.startswith(f"sgl-importance: error: {begins}")
+    assert problem in line
+
+
+@pytest.mark.parametrize("name", ["kv-policy", "kv_policy", "'kv-policy'", '"kv-importance-store"'])
+def test_a_broken_config_file_with_a_flag_of_ours_is_one_line(
+    plugin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text(f"model-path: dummy\n{name}: importance\na: [")
+    assert_one_line(capsys, ["--config", str(config)], f"--config {config}: while parsing a flow node")
+
+
+def test_a_config_file_in_the_form_that_sglang_drops_is_refused(
+    plugin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.yaml"
+    words = ["--model-path", "dummy", "--port", str(free_port())]
+    line = f"--config={config} is not read by sglang: write --config {config}, in two words"
+    config.write_text("page-size: 32\n")
+    assert_one_line(capsys, [*words, f"--config={config}", "--kv-policy", "observe"], line)
+    stock = prepare_server_args([*words, f"--config={config}"])
+    assert (importance_options(stock), stock.page_size) == (None, None), "as sglang does it"
+    config.write_text("page-size: 32\nkv-policy: importance\n")
+    assert_one_line(capsys, [*words, f"--config={config}"], line)
+    assert prepare_server_args([*words, "--config", str(config)]).page_size == 32
 
 
 @pytest.mark.parametrize(

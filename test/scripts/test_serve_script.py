@@ -264,6 +264,7 @@ def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path, form: str) 
     lines = [f"{name}: {form.format(each)}\n" for name, each in given.items()]
     config.write_text("".join(["# port: http\n", *lines]))
     command = words(scripts, "--config", str(config))
+    assert words(scripts, f"--config={config}") == command, "in the form that sglang reads"
     assert "--kv-policy" not in command
     assert "--page-size" not in command
     assert "--port" not in command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,26 @@ def port_problems(host: str, port: int) -> Iterator[str]:
                 yield f"{reason}: choose a --port above 1023"
             else:
                 yield f"{reason}: stop what runs there or choose another --port"
+
+
+def check_config_is_read(args: argparse.Namespace, options: ImportanceOptions) -> None:
+    """sglang reads a file of flags that stands behind ``--config`` as a word of its own, and drops any other.
+
+    Raises:
+        LaunchRefused: one was dropped, with flags of ours in it or beside it.
+    """
+    path = getattr(args, "config", None)
+    if path is not None and not (options.is_stock and not may_name_our_flags(path)):
+        raise LaunchRefused([f"--config={path} is not read by sglang: write --config {path}, in two words"])
+
+
+def may_name_our_flags(path: str) -> bool:
+    """Whether one of our flags stands in a file of flags, or nobody can know."""
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return True
+    return re.search(r"^[\"']?kv[-_](policy|importance)", text, re.MULTILINE) is not None
 
 
 def config_problem(path: str, error: Exception) -> str:
