@@ -9,7 +9,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_importance.scheduler.chunk_room import HOOKS
 
@@ -20,18 +22,22 @@ CREATE = "create_prefill_budget"
 class EmptyTree:
     """Holds nothing that could be evicted."""
 
+    sliding_window_size = 2 * PAGE_SIZE
+
     def supports_mamba(self) -> bool:
         return False
 
     def evictable_size(self) -> int:
         return 0
 
+    full_evictable_size = swa_evictable_size = evictable_size
+
     def can_free(self, tokens: int) -> bool:
         return True
 
 
 def _around(function: Callable[..., Any]) -> Callable[..., Any]:
-    (hook,) = (hook for name, (hook, _) in HOOKS.items() if name.endswith(f".{function.__name__}"))
+    (hook,) = {hook for name, (hook, _) in HOOKS.items() if name.endswith(f".{function.__qualname__}")}
     return lambda *args, **kwargs: hook(function, *args, **kwargs)
 
 
@@ -51,6 +57,44 @@ def test_who_decodes_can_begin_a_page(monkeypatch: pytest.MonkeyPatch, is_ours: 
     assert allocator.alloc(chunk) is not None
     after = torch.full((DECODING,), PAGE_SIZE + 1)
     assert (allocator.alloc_decode(after, after, torch.stack(last)) is not None) == fits
+
+
+@pytest.mark.parametrize(("is_ours", "fits"), [(False, False), (True, True)], ids=["sglang's", "ours"])
+@pytest.mark.parametrize("scarce", ["full", "windows"])
+def test_who_decodes_can_begin_a_page_of_windows(
+    monkeypatch: pytest.MonkeyPatch, is_ours: bool, fits: bool, scarce: str
+) -> None:
+    create = getattr(SWATokenToKVPoolAllocator, CREATE)
+    monkeypatch.setattr(SWATokenToKVPoolAllocator, CREATE, _around(create) if is_ours else create)
+    tokens = PAGES * PAGE_SIZE
+    full, windows = (tokens, 2 * tokens) if scarce == "full" else (2 * tokens, tokens)
+    pool = SWAKVPool(
+        full,
+        windows,
+        PAGE_SIZE,
+        torch.float32,
+        head_num=1,
+        head_dim=1,
+        swa_attention_layer_ids=[1],
+        full_attention_layer_ids=[0],
+        device="cpu",
+        enable_memory_saver=False,
+        enable_alt_stream=False,
+    )
+    allocator = SWATokenToKVPoolAllocator(
+        full, windows, PAGE_SIZE, torch.float32, "cpu", pool, need_sort=False
+    )
+
+    def extend(requests: int, tokens: int) -> torch.Tensor | None:
+        before, after = torch.zeros(requests, dtype=torch.int64), torch.full((requests,), tokens)
+        return allocator.alloc_extend(before, before, after, after, before - 1, requests * tokens)
+
+    last = extend(DECODING, PAGE_SIZE)[PAGE_SIZE - 1 :: PAGE_SIZE]  # whose pages are full
+    budget = allocator.create_prefill_budget(EmptyTree(), num_mixed_decode_tokens=DECODING)
+    chunk = min(budget.remaining_current, budget.remaining_swa) // PAGE_SIZE * PAGE_SIZE
+    assert extend(1, chunk) is not None
+    after = torch.full((DECODING,), PAGE_SIZE + 1)
+    assert (allocator.alloc_decode(after, after, last) is not None) == fits
 
 
 def test_nobody_passes_a_chunk_that_waits() -> None:

@@ -85,8 +85,11 @@ def _where_it_fits(
 
 
 def _with_begun_pages(create: Callable[..., PrefillBudget], allocator: Any, *args: Any, **kwargs: Any) -> Any:
-    tokens = kwargs.get("num_mixed_decode_tokens", 0)
-    return create(allocator, *args, **{**kwargs, "num_mixed_decode_tokens": tokens * allocator.page_size})
+    tokens = kwargs.get("num_mixed_decode_tokens", 0) * allocator.page_size
+    budget = create(allocator, *args, **{**kwargs, "num_mixed_decode_tokens": tokens})
+    if not getattr(budget, "req_ring", False):  # whose room is counted in requests
+        budget.swa_offset += tokens  # of a pool for sliding windows, where sglang leaves no room at all
+    return budget
 
 
 def _if_it_ever_fits(
@@ -98,6 +101,7 @@ def _if_it_ever_fits(
 
 
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator"
+_WINDOWS_ALLOCATOR = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 
 HOOKS: dict[str, Hook] = {
     "sglang.srt.mem_cache.prefill_budget.PrefillBudget.available_chunk_tokens": (
@@ -109,5 +113,6 @@ HOOKS: dict[str, Hook] = {
         HookType.AROUND,
     ),
     f"{_ALLOCATOR}.create_prefill_budget": (_with_begun_pages, HookType.AROUND),
+    f"{_WINDOWS_ALLOCATOR}.create_prefill_budget": (_with_begun_pages, HookType.AROUND),
     f"{_ALLOCATOR}.max_new_tokens_for_memory": (_if_it_ever_fits, HookType.AROUND),
 }

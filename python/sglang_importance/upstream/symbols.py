@@ -52,6 +52,11 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
         "self, tree_cache, *, num_mixed_decode_tokens"
     ),
+    f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.create_prefill_budget": (
+        "self, tree_cache, *, num_mixed_decode_tokens"
+    ),
+    f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.full_available_size": "self",
+    f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.swa_available_size": "self",
     f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.max_new_tokens_for_memory": (
         "self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size"
     ),
