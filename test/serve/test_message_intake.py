@@ -136,6 +136,40 @@ def test_an_abort_finds_the_id_itself_and_leaves_the_others_theirs() -> None:
     assert len(scheduler.aborted) == 4
 
 
+class Named:
+    """A waiting request that counts how often its id is read and written."""
+
+    def __init__(self, rid: str) -> None:
+        self._rid = rid
+        self.reads = self.writes = 0
+
+    @property
+    def rid(self) -> str:
+        self.reads += 1
+        return self._rid
+
+    @rid.setter
+    def rid(self, rid: str) -> None:
+        self.writes += 1
+        self._rid = rid
+
+
+def test_an_abort_touches_no_request_whose_id_begins_otherwise() -> None:
+    held = [Named(f"{number}-a") for number in range(10, 30)]
+    scheduler = Scheduler(waiting_queue=held)
+    scheduler.take(AbortReq(rid="1"))
+    assert not scheduler.aborted
+    assert [each.writes for each in held] == [2] * 10 + [0] * 10
+
+
+def test_the_search_for_an_id_in_flight_ends_where_it_is_found() -> None:
+    held = [Named(str(number)) for number in range(20)]
+    scheduler = Scheduler(waiting_queue=held)
+    scheduler.server_args.tokenizer_worker_num = 2
+    assert scheduler.take(request("3")) is None
+    assert [each.reads for each in held] == [1] * 4 + [0] * 16
+
+
 @pytest.mark.parametrize("abort", [AbortReq(rid="a"), AbortReq(abort_all=True)], ids=["one", "all"])
 def test_a_cache_hears_of_retracted_requests_that_a_decode_server_aborts(abort: AbortReq) -> None:
     retracted = SimpleNamespace(queue=[], retracted_queue=[SimpleNamespace(rid=rid) for rid in ("a", "ab")])

@@ -127,7 +127,8 @@ def _aborting_one(scheduler: Scheduler, abort: Handler) -> Handler:
     def abort_one(request: AbortReq) -> Any:
         if request.abort_all:
             return abort(request)
-        with _hidden(other for other in _live(scheduler) if other.rid != request.rid):
+        alike = {id(each): each for each in _live(scheduler) if each.rid.startswith(request.rid)}
+        with _hidden(each for each in alike.values() if each.rid != request.rid):
             return abort(request)
 
     return abort_one
@@ -168,22 +169,21 @@ def _hidden(requests: Iterator[Any]) -> Iterator[None]:
 
 
 def _live(scheduler: Scheduler) -> Iterator[Any]:
-    """Every request that an abort looks at, once."""
-    held: list[Any] = [
-        *([scheduler.chunked_req] if scheduler.chunked_req is not None else []),
-        *scheduler.waiting_queue,
-        *scheduler.grammar_manager.grammar_queue,
-        *scheduler.collect_inflight_reqs(),
-    ]
+    """Every request that an abort looks at, some twice."""
+    if scheduler.chunked_req is not None:
+        yield scheduler.chunked_req
+    yield from scheduler.waiting_queue
+    yield from scheduler.grammar_manager.grammar_queue
+    yield from scheduler.collect_inflight_reqs()
+    yield from getattr(scheduler, "disagg_prefill_inflight_queue", None) or ()
     for name in (
         "disagg_prefill_bootstrap_queue",
         "disagg_decode_prealloc_queue",
         "disagg_decode_transfer_queue",
     ):
         queue = getattr(scheduler, name, None)
-        held += [*getattr(queue, "queue", ()), *getattr(queue, "retracted_queue", ())]
-    held += getattr(scheduler, "disagg_prefill_inflight_queue", None) or ()
-    yield from {id(request): request for each in held for request in [getattr(each, "req", each)]}.values()
+        for each in (*getattr(queue, "queue", ()), *getattr(queue, "retracted_queue", ())):
+            yield getattr(each, "req", each)
 
 
 def _answering_no(handle: Handler) -> Handler:
