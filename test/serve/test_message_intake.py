@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import compress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,22 +89,39 @@ def test_a_request_that_cannot_be_taken_in_is_refused_alone(error: Exception) ->
     assert scheduler.take(request("b")).rid == "b"
 
 
-def test_what_the_radix_cache_raises_stays_fatal() -> None:
-    def fail(message: Any) -> None:
-        raise AssertionError("the tree is broken")
+def failing_in(file: Path) -> Scheduler:
+    """Whose handler of requests raises below a function of this file."""
 
-    in_the_cache = compile(
-        "def handle(request, fail): fail(request)", "/x/sglang/srt/mem_cache/tree.py", "exec"
-    )
+    def fail(message: Any) -> None:
+        raise AssertionError("it is broken")
+
     names: dict[str, Any] = {}
-    exec(in_the_cache, names)
+    exec(compile("def handle(request, fail): fail(request)", str(file), "exec"), names)
     scheduler = Scheduler()
     scheduler.handle = lambda request: names["handle"](request, fail)
     scheduler._request_dispatcher._mapping[TokenizedGenerateReqInput] = scheduler.handle
     guard_messages(scheduler)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="the tree is broken"):
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    "module", ["sglang.srt.mem_cache.unified_radix_cache", "sglang_importance.cache.component"]
+)
+def test_what_the_radix_cache_raises_stays_fatal(module: str) -> None:
+    found = find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    scheduler = failing_in(Path(found.origin))
+    with pytest.raises(AssertionError, match="it is broken"):
         scheduler.take(request("a"))
     assert not scheduler.sent
+
+
+@pytest.mark.parametrize("folder", ["sglang_importance", "mem_cache"])
+def test_where_sglang_is_installed_makes_nothing_fatal(folder: str) -> None:
+    scheduler = failing_in(Path(f"/srv/{folder}/.venv/sglang/srt/managers/scheduler.py"))
+    assert scheduler.take(request("a")) is None
+    assert len(scheduler.sent) == 1
 
 
 def test_an_id_in_flight_comes_from_no_other_worker() -> None:

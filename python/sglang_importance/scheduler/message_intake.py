@@ -10,6 +10,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers import io_struct
@@ -20,6 +21,8 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
+
+import sglang_importance
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -35,7 +38,10 @@ BATCHES = {
 ANSWERING_NO = ("ProfileReq", "ExpertDistributionReq", "CheckWeightsReqInput", "SlowDownReqInput")
 """Of the operator, by name: they change neither weights nor KV, and their answer can say that nothing came of
 them."""
-_FATAL = ("mem_cache", "sglang_importance")
+_FATAL = tuple(
+    f"{folder}/"
+    for folder in (Path(io_struct.__file__).parents[1] / "mem_cache", *sglang_importance.__path__)
+)
 
 
 def guard_messages(scheduler: Scheduler) -> None:
@@ -205,7 +211,7 @@ def _answering_no(handle: Handler) -> Handler:
 def _is_fatal(error: Exception) -> bool:
     """Whether it was raised below the handler's own reading: in the radix cache, or in our part of it."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return any(name in file for file in files for name in _FATAL if not file.endswith("message_intake.py"))
+    return any(file.startswith(_FATAL) for file in files if not file.endswith("/message_intake.py"))
 
 
 def _line(error: Exception) -> str:
