@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, Updat
 from sglang.utils import TypeBasedDispatcher
 
 from sgl_importance.embedded_model import checkpoint_path
-from sglang_importance.scheduler.idle_messages import NEEDING_IDLENESS, wait_for_idleness
+from sglang_importance.scheduler.idle_messages import COPIES, NEEDING_IDLENESS, wait_for_idleness
 
 from support.served import script_server
 
@@ -24,6 +24,7 @@ class Scheduler(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(running=0, waiting=0, done=[], sent=[], flushes_looked_for=0, _engine_paused=False)
+        self.enable_hierarchical_cache, self.tree_cache, self.waiting_queue = False, None, []
         self.server_args = SimpleNamespace(enable_dp_attention=False)
         channel = SimpleNamespace(send_output=lambda answer, request: self.sent.append((answer, request)))
         self.ipc_channels = SimpleNamespace(send_to_tokenizer=channel)
@@ -33,7 +34,8 @@ class Scheduler(SimpleNamespace):
         wait_for_idleness(self)  # type: ignore[arg-type]
 
     def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
-        return not self.running and (ignore_waiting or not self.waiting)
+        is_copying = self.tree_cache is not None and self.tree_cache.is_copying()
+        return not self.running and not is_copying and (ignore_waiting or not self.waiting)
 
     def look_for_a_flush(self) -> None:
         self.flushes_looked_for += 1
@@ -74,6 +76,44 @@ def test_what_a_pause_holds_is_not_waited_for() -> None:
     scheduler.running, scheduler.waiting = 0, 1  # as behind a pause that retracts
     assert scheduler._request_dispatcher(UPDATE) == "done"
     assert scheduler.done == [kept, UPDATE]
+
+
+class CopyingCache(SimpleNamespace):
+    """The books of a cache with a host tier, a step of which is followed at each look."""
+
+    def __init__(self, **ongoing: int) -> None:
+        super().__init__(buffer_pipeline=None, looks=0, stopped=[])
+        vars(self).update({name: dict.fromkeys(range(ongoing.get(name, 0))) for name in COPIES})
+
+    def is_copying(self) -> bool:
+        return any(getattr(self, name) for name in COPIES)
+
+    def stop_prefetching(self, request: Any) -> None:
+        self.stopped.append(request)
+        self.ongoing_prefetch.clear()
+
+    def check_hicache_events(self) -> None:
+        self.looks += 1
+        for name in COPIES:
+            if name != "ongoing_prefetch" and (books := getattr(self, name)):
+                books.popitem()
+
+
+def test_copies_of_a_host_tier_end_while_the_server_is_paused() -> None:
+    scheduler = Scheduler()
+    scheduler.enable_hierarchical_cache = scheduler._engine_paused = True
+    scheduler.waiting, scheduler.waiting_queue = 1, [SimpleNamespace(cache_request_handle="waits")]
+    cache = scheduler.tree_cache = CopyingCache(ongoing_write_through=2, ongoing_backup=1, ongoing_prefetch=1)
+    scheduler.flush_wrapper.check_pending()
+    assert cache.looks == 0, "nothing wants them ended"
+    assert scheduler._request_dispatcher(UPDATE) is None
+    scheduler.flush_wrapper.check_pending()
+    assert scheduler.sent == []
+    scheduler.flush_wrapper.check_pending()
+    assert scheduler.sent == [("done", UPDATE)]
+    assert (cache.looks, cache.stopped) == (2, ["waits", "waits"])
+    scheduler.running = 1
+    assert not scheduler._request_dispatcher(UPDATE).success
 
 
 @pytest.mark.server

@@ -142,6 +142,11 @@ class ImportanceRadixCache(UnifiedRadixCache):
         with self.making_room(NeededBy.PREFETCH, request):
             return super().prefetch_from_storage(request, *args, **kwargs)
 
+    def stop_prefetching(self, request: CacheRequestHandle) -> None:
+        """A waiting request gets no more from storage than it has; nothing happens where nothing is read."""
+        if request in self.ongoing_prefetch:
+            super().release_aborted_request(request)
+
     def reset(self) -> None:
         super().reset()
         self.importance.watch_tree()

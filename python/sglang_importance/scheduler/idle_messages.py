@@ -2,6 +2,8 @@
 
 A weight update comes when all requests have their answers. The scheduler may still run: for a client that has
 left, or one step ahead of the last answer. sglang then loads the weights, cannot flush the cache, and ends.
+Behind a pause that retracts, nothing runs, but copies to and from a host tier may be under way, which sglang
+only looks at where it schedules.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ NEEDING_IDLENESS = (
     *("UpdateWeightFromDiskReqInput", "UpdateWeightsFromDistributedReqInput"),
     *("UpdateWeightsFromTensorReqInput", "UpdateWeightsFromIPCReqInput", "ReleaseMemoryOccupationReqInput"),
 )
+COPIES = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+"""Of a cache with a host tier, by what sglang calls its books."""
 HELD = (
     "requests are held where they are (pause_generation, mode in_place), and the cache cannot be flushed: "
     "pause with mode retract or abort, or send flush_cache: false"
@@ -44,15 +48,38 @@ class IdleMessages:
             if not getattr(request, "flush_cache", True) or (not self._waiting and self._is_idle()):
                 return handle(request)
             output: Any = getattr(io_struct, type(request).__name__.removesuffix("Input") + "Output")
-            if self._scheduler._engine_paused and "success" in output.__struct_fields__:
+            if "success" in output.__struct_fields__ and self._holds_requests():
                 return output(success=False, message=HELD)
             self._waiting.append((handle, request))
             return None
 
         return handle_when_idle
 
+    def _holds_requests(self) -> bool:
+        """Whether a pause keeps the scheduler from being idle, and not only copies that end by themselves."""
+        return bool(self._scheduler._engine_paused) and not self._is_idle() and not self._copies()
+
+    def _copies(self) -> bool:
+        """Whether a host tier or storage is still being written or read."""
+        if not self._scheduler.enable_hierarchical_cache:
+            return False
+        cache = self._scheduler.tree_cache
+        pipeline = cache.buffer_pipeline
+        return any(map(len, (getattr(cache, name) for name in COPIES))) or not (
+            pipeline is None or pipeline.is_idle()
+        )
+
+    def _end_copies(self) -> None:
+        """What the loop of a paused scheduler leaves out; who waits computes what was on its way to it."""
+        cache = self._scheduler.tree_cache
+        for request in self._scheduler.waiting_queue:
+            cache.stop_prefetching(request.cache_request_handle)
+        cache.check_hicache_events()
+
     def follow(self) -> None:
         """What the scheduler does once a turn of its loop: whatever waits is done if it is idle."""
+        if self._waiting and self._scheduler._engine_paused and self._copies():
+            self._end_copies()
         while self._waiting and self._is_idle():
             handle, request = self._waiting.popleft()
             answer = handle(request)
