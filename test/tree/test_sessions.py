@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -133,6 +134,35 @@ def missed(driver: TreeDriver, tokens: list[int]) -> dict[tuple[str, Tier | None
             why = part.reason.value, part.fate and part.fate.tier
             tokens[why] = tokens.get(why, 0) + part.tokens
     return tokens
+
+
+class Looked(list[Any]):
+    """Counts its elements as they are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looks += 1
+            yield each
+
+
+def test_at_once_looks_at_each_node_once() -> None:
+    driver = TreeDriver(tokens=1024)
+    for number in range(20):
+        ask(driver, prompt(1000 * number, 3), None)
+    nodes = Looked(driver.all_nodes())
+    assert len(nodes) == 20
+    with driver.component.evicting_only(nodes):
+        for node in list(nodes)[:10]:
+            driver.back_up(node.id)
+        nodes.looks = 0
+        assert driver.evict(20 * 3 * PAGE) == 20 * 3 * PAGE
+        assert nodes.looks == 20
+        driver.evict_host(10 * 3 * PAGE)
+        assert nodes.looks == 20 + 10
+    assert not list(driver.all_nodes())
+    driver.cache.sanity_check()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
