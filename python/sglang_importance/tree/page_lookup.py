@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,7 +58,8 @@ class PageSource:
         self.index = PageIndex(tree.page_size)
         self._tree = tree
         self._ghosts = ghosts
-        self._unhashed: dict[int, UnifiedTreeNode] = {}
+        # Emptied from its front, which takes a dict longer with each that has gone.
+        self._unhashed: OrderedDict[int, UnifiedTreeNode] = OrderedDict()
         self._started: _Started | None = None
 
     def get_importance(self, key: bytes) -> Importance | None:
