@@ -117,7 +117,7 @@ model=$(given model || given model-path || echo retrieval)
 case $model in
   retrieval)
     embedded=$root/sgl_importance/embedded_model/checkpoint
-    default --kv-importance-config "$embedded/importance.toml"
+    [[ $(given kv-policy) == default ]] || default --kv-importance-config "$embedded/importance.toml"
     ;;
   reasoner)
     embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/checkpoint

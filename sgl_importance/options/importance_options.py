@@ -108,6 +108,11 @@ class ImportanceOptions:
         problems = list(self._without_effect())
         if "://" in self.ledger.place and (problem := url_problem(self.ledger.place)):
             problems.append(f"{name_of('ledger.place')} {problem}")
+        if self.prewarm.at == "idle" and self.policy == "importance" and not self.ledger_place:
+            problems.append(
+                f"{name_of('prewarm.at')} 'idle' needs {name_of('ledger.place')} or "
+                f"{name_of('store.directory')} to name a directory"
+            )
         if self.is_tiered and self.policy != "importance":
             problems.append(
                 f"{name_of('tiered.residency')} 'tiered' needs {name_of('policy')} to be 'importance'"

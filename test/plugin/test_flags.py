@@ -43,7 +43,17 @@ def test_help_is_one_group_with_units_and_defaults(plugin: None) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize("flags", [(), ("--kv-policy", "default"), ("--kv-importance-prewarm", "off")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--kv-policy", "default"),
+        ("--kv-importance-prewarm", "off"),
+        ("--kv-importance-ledger-token-ids", "off"),
+        ("--kv-importance-source", "none", "--kv-importance-pin-budget", "0"),
+    ],
+    ids=" ".join,
+)
 def test_without_a_policy_the_arguments_are_stock(parse: Parse, flags: tuple[str, ...]) -> None:
     server_args = parse("--max-total-tokens", "512", *flags)
     assert importance_options(server_args) is None
@@ -231,6 +241,8 @@ def test_a_flag_that_moved_says_so_in_a_file_of_flags(
         ({"tiered.device_tokens": 0.5}, "--kv-device-tokens needs --kv-residency to be 'tiered'"),
         ({"trace.detail": "steps"}, "trace.detail of --kv-importance-config needs --kv-importance-trace to"),
         ({"store.max_bytes": 1 << 30}, "--kv-importance-store-bytes needs --kv-importance-store to name a"),
+        ({"prewarm.at": "idle"}, "--kv-importance-prewarm 'idle' needs --kv-importance-ledger or"),
+        ({"prewarm.at": "idle", "store.directory": "/s", "ledger.place": "off"}, "'idle' needs"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -238,6 +250,30 @@ def test_an_option_of_what_is_off_is_refused(chosen: dict[str, Any], needs: str)
     """It would do nothing, and nobody would know."""
     with pytest.raises(ValueError, match=re.escape(needs)):
         ImportanceOptions.of({"policy": "importance", **chosen})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-importance-pin-budget", "0.1"),
+        ("--kv-importance-source", "torch_native"),
+        ("--kv-importance-prewarm", "idle"),
+        config_flags(signal={"window": 7}),
+        config_flags(misses={"memory": 2}),
+        config_flags(ledger={"megabytes": 7}),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_an_option_of_a_policy_is_refused_without_one(
+    parse: Parse, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    store = ("--kv-importance-store", "/nowhere")
+    with pytest.raises(SystemExit) as stop:
+        parse(*store, *flags)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no effect under --kv-policy default: drop it, or use importance" in line
+    assert flags[0] in line
 
 
 def test_options_name_every_bad_value_at_once() -> None:

@@ -253,6 +253,7 @@ def test_an_embedded_model_that_is_not_there_is_one_line(scripts: Any, checkout:
 def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:
     command = words(scripts, "--disable-radix-cache", "--kv-policy", "default")
     assert "--enable-hierarchical-cache" not in command
+    assert "--kv-importance-config" not in command, "options of a policy would be refused"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement_options import PrewarmOptions
 from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import IDLE_SECONDS
 from sglang_importance.http.requests import user_requests
@@ -37,9 +36,8 @@ class Server:
         self.begun: list[str] = []
         self.server_status = ServerStatus.Up
         self.server_args = SimpleNamespace()
-        attach_options(
-            self.server_args, ImportanceOptions(policy="importance", prewarm=PrewarmOptions(at="idle"))
-        )
+        options = {"policy": "importance", "prewarm.at": "idle", "ledger.place": "/ledger"}
+        attach_options(self.server_args, ImportanceOptions.of(options))
         self.model_config = SimpleNamespace(vocab_size=100)
         self.rid_to_state: dict[str, Any] = {}
         self.may_end = asyncio.Event()

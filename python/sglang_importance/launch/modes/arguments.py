@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
-from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.options.importance_options import DEFAULTS, ImportanceOptions, name_of
 from sgl_importance.placement.ledger.ledger_place import address_problem
 from sglang_importance.attention.score_sources import NONE, PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes.rule import (
@@ -117,6 +117,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
 )
+
+
+_OF_POLICIES = ("source", "signal", "pins", "ledger", "prewarm", "misses")
+"""Options and groups that a policy of ours reads; what reads the others refuses them by itself."""
+_ASKING_FOR_NOTHING = ("off", "none", 0)
+"""Values that are true of stock sglang, too."""
 
 
 def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -265,6 +271,13 @@ def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
         )
     if options.ledger.place not in ("auto", "off"):
         lines.append(f"{name_of('ledger.place')} has nothing to keep under --kv-policy default: use observe")
+    for place, default in DEFAULTS.items():
+        is_of_policies = place.partition(".")[0] in _OF_POLICIES and place != "ledger.place"
+        value = options.at(place)
+        if is_of_policies and value not in (default, *_ASKING_FOR_NOTHING):
+            lines.append(
+                f"{name_of(place)} has no effect under --kv-policy default: drop it, or use importance"
+            )
     return lines
 
 
