@@ -88,20 +88,19 @@ class BatchWorker(Generic[T]):
         """Whether nothing more is taken in."""
         return self._closing.is_set()
 
-    def settle(self, seconds: float) -> None:
-        """Waits until all that was taken in is worked through.
+    def take_no_more(self, *, failed: bool = False) -> None:
+        """Refuses what comes from now on, and waits for nothing: what is there is worked through.
 
-        Raises:
-            TimeoutError: it takes longer than ``seconds``, or the thread has ended before.
+        Args:
+            failed: the thread is at its end, and what is there is dropped.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self.unfinished or self.has_failed, seconds)
-            if self.unfinished:
-                raise TimeoutError(f"{self._thread.name}: {self.unfinished} items are left")
-
-    def take_no_more(self) -> None:
-        """Refuses what comes from now on, and waits for nothing: what is there is worked through."""
-        self._refuse_more()
+            self._closing.set()
+            if failed:
+                self.has_failed = True
+                self.dropped += len(self._items)
+                self._items.clear()
+            self._changed.notify_all()
 
     def close(self, seconds: float | None = None) -> None:
         """Refuses what comes from now on and waits until what is there is worked through.
@@ -109,7 +108,7 @@ class BatchWorker(Generic[T]):
         Args:
             seconds: the longest wait; None waits for as long as it takes.
         """
-        self._refuse_more()
+        self.take_no_more()
         self._thread.join(seconds)
 
     # ---- the thread ----
@@ -124,7 +123,7 @@ class BatchWorker(Generic[T]):
                 self._work([], 0)
         except Exception:
             logger.exception(self._last_words)
-            self._refuse_more(failed=True)
+            self.take_no_more(failed=True)
 
     def _take(self) -> tuple[list[T], int] | None:
         """Items, and the number refused since the last call; None once closed and empty."""
@@ -143,13 +142,3 @@ class BatchWorker(Generic[T]):
     def _finished(self, count: int) -> None:
         with self._changed:
             self.unfinished -= count
-            self._changed.notify_all()
-
-    def _refuse_more(self, *, failed: bool = False) -> None:
-        with self._changed:
-            self._closing.set()
-            if failed:
-                self.has_failed = True
-                self.dropped += len(self._items)
-                self._items.clear()
-            self._changed.notify_all()

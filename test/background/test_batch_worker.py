@@ -82,7 +82,7 @@ def test_what_fits_is_worked_on_once_in_order_and_the_rest_is_counted(
     assert worker.unfinished == len(accepted)
     book.may_go_on.set()
     worker.start()
-    worker.settle(HANG_SECONDS)
+    wait_until(lambda: not worker.unfinished, look_every=0.001)
     assert book.items == accepted
     assert worker.offer(len(sizes), max_bytes), "all room is free again"
     worker.close()
@@ -157,8 +157,6 @@ def test_an_exception_ends_it_with_one_line_and_refuses_the_rest(caplog: pytest.
     book.may_go_on.set()
     wait_until(lambda: worker.has_failed)
     assert not worker.offer(9, 1)
-    with pytest.raises(TimeoutError, match="a-worker"):
-        worker.settle(HANG_SECONDS)
     worker.close()
     assert book.items == [0, 1, 2]
     assert worker.dropped == 3
@@ -209,14 +207,3 @@ def test_a_pause_gathers_items_and_a_close_ends_it() -> None:
     assert book.items == [0]
     worker.close()
     assert book.batches[:2] == [[0], [1, 2, 3]]
-
-
-def test_settle_gives_up() -> None:
-    book = Book()
-    worker = started(book)
-    worker.offer(1, 1)
-    with pytest.raises(TimeoutError, match="1 items are left"):
-        worker.settle(0.01)
-    book.may_go_on.set()
-    worker.settle(HANG_SECONDS)
-    worker.close()
