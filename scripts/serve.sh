@@ -59,6 +59,19 @@ if config=$(given config); then
   [[ -z $problem ]] || { echo "serve.sh: --config $config: $problem" >&2; exit 1; }
 fi
 
+# With a slash it is a model of the Hub, or a path.
+model=$(given model || given model-path || echo retrieval)
+case $model in
+  retrieval | reasoner | reasoner-control | smollm2 | gemma3-270m | */*) ;;
+  *)
+    if [[ ! -e $model ]]; then
+      echo "serve.sh: --model $model: there is no such folder, and the models known by name are retrieval, reasoner," \
+        "reasoner-control, smollm2 and gemma3-270m; one of the Hub is owner/name" >&2
+      exit 1
+    fi
+    ;;
+esac
+
 host=$(given host) || host=127.0.0.1
 port=$(given port) || port=30000
 if [[ " ${arguments[*]-} " != *" --help "* && " ${arguments[*]-} " != *" -h "* ]]; then
@@ -113,7 +126,6 @@ given disable-radix-cache >/dev/null || [[ $(given kv-residency) == tiered ]] ||
 embedded=
 fetched=
 overrides=()
-model=$(given model || given model-path || echo retrieval)
 case $model in
   retrieval)
     embedded=$root/sgl_importance/embedded_model/checkpoint

@@ -206,6 +206,8 @@ def test_a_config_file_in_the_form_that_sglang_drops_is_refused(
         ("--kv-sparse-budget nan", "must be a number above 0 (tokens or share), not nan"),
         ("--kv-sparse-budget 0", "must be a number above 0 (tokens or share), not 0.0"),
         ("--kv-importance-config absent.toml", "--kv-importance-config absent.toml: no such file"),
+        ("--page-size 0", "--page-size 0: a page has at least one token"),
+        ("--page-size -1 --kv-importance-store /s", "--page-size -1: a page has at least one token"),
         ("--kv-importance-pin-budget 1.5", "must be a number of at least 0 and at most 1 (share), not 1.5"),
         ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),

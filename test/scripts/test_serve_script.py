@@ -179,6 +179,19 @@ def test_a_trained_model_by_its_name(scripts: Any, name: str) -> None:
     assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
 
 
+@pytest.mark.parametrize("flag", ["--model", "--model-path"])
+def test_a_name_that_no_model_has_ends_before_anything_is_installed(
+    scripts: Any, checkout: Path, flag: str
+) -> None:
+    ended = scripts.run("serve.sh", flag, "smolm2", "--port", str(free_port()))
+    assert ended.returncode == 1
+    assert not (checkout / ".venv").exists()
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("serve.sh: --model smolm2: there is no such folder")
+    assert "smollm2" in line
+    assert value(words(scripts, flag, "owner/name"), flag) == "owner/name"
+
+
 def test_a_trained_model_that_cannot_be_had_is_one_line_and_no_server(scripts: Any, checkout: Path) -> None:
     (checkout / "scripts" / "setup.sh").write_text("")
     python = checkout / ".venv" / "bin" / "python"

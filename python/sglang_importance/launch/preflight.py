@@ -18,7 +18,7 @@ from sglang_importance.upstream.refusal import LaunchRefused
 
 
 def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
-    """Checks the local checkpoint, and the port where a server will listen.
+    """Checks the local checkpoint, the size of pages, and the port where a server will listen.
 
     Args:
         args: sglang's arguments as given; with host and port where a server will listen.
@@ -28,6 +28,8 @@ def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
         LaunchRefused: the server could not start with them; one line for each problem.
     """
     problems = [*checkpoint_problems(args.model_path)]
+    if (page_size := getattr(args, "page_size", None)) is not None and page_size < 1:
+        problems.append(f"--page-size {page_size}: a page has at least one token")
     if serves_http:
         problems += port_problems(args.host, args.port)
     if problems:
