@@ -66,7 +66,7 @@ def _add_page(
 
 @njit(
     "void(float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], "
-    "float32[:,:,:,::1], int64[:,::1], int64[::1], float32, float32[:,:,:,::1], float32[:,:,::1])",
+    "float32[:,:,:,::1], int64[:,::1], int64[::1], float32, float32[:,:,:,::1])",
     **_OPTIONS,
 )
 def _attend_rows(
@@ -79,20 +79,18 @@ def _attend_rows(
     last_tokens: npt.NDArray[np.int64],
     scale: float,
     outputs: Floats,
-    log_sums: Floats,
 ) -> None:
     """Row by row and page by page (Milakov and Gimelshein, 2018); arguments as in ``attend_places``.
 
     Args:
         queries: float32 [rows, KV heads, queries of each, dimension].
         outputs: results, float32 [rows, KV heads, queries of each, value dimension].
-        log_sums: results, float32 [rows, KV heads, queries of each].
     """
     num_slots, page_size = slot_keys.shape[0], slot_keys.shape[1]
     logits = np.empty(page_size, np.float32)
     for row in range(len(queries)):
-        largest: Floats = np.full(log_sums.shape[1:], -np.inf, np.float32)
-        sums: Floats = np.zeros(log_sums.shape[1:], np.float32)
+        largest: Floats = np.full(queries.shape[1:3], -np.inf, np.float32)
+        sums: Floats = np.zeros(queries.shape[1:3], np.float32)
         of_row = outputs[row]
         of_row[:] = 0
         for column in range(places.shape[1]):
@@ -107,7 +105,6 @@ def _attend_rows(
             _add_page(queries[row], keys, values, tokens, scale, logits, largest, sums, of_row)
         for head in range(sums.shape[0]):
             for query in range(sums.shape[1]):
-                log_sums[row, head, query] = largest[head, query] + np.log(sums[head, query])
                 of_row[head, query] /= sums[head, query]
 
 
@@ -118,13 +115,19 @@ def attend_places(
     places: torch.Tensor,
     last_tokens: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``attend_places`` of ``triton/attention_kernel.py``, arguments and results; float32 pages only."""
+) -> torch.Tensor:
+    """As ``attend_places`` of ``triton/attention_kernel.py``, of rows alone; float32 pages only.
+
+    Args:
+        queries: [rows, heads, head dimension].
+
+    Returns:
+        Outputs, float32 [rows, heads, value dimension].
+    """
     num_rows, heads, _ = queries.shape
     kv_heads, value_dim = slots[1].shape[-2:]
     by_kv_head = queries.float().view(num_rows, kv_heads, heads // kv_heads, -1).contiguous()
     outputs = torch.empty(num_rows, kv_heads, heads // kv_heads, value_dim)
-    log_sums = torch.empty(num_rows, kv_heads, heads // kv_heads)
     _attend_rows(
         by_kv_head.numpy(),
         slots[0].numpy(),
@@ -135,6 +138,5 @@ def attend_places(
         last_tokens.numpy(),
         scale,
         outputs.numpy(),
-        log_sums.numpy(),
     )
-    return outputs.flatten(1, 2), log_sums.flatten(1, 2)
+    return outputs.flatten(1, 2)

@@ -22,7 +22,7 @@ def attend_step(
     last_tokens: torch.Tensor,
     scale: float,
     outputs: torch.Tensor,
-) -> torch.Tensor:
+) -> None:
     """Attention of one token a row to the row's pages. A row's result depends on its own pages only.
 
     Args:
@@ -35,9 +35,6 @@ def attend_step(
         last_tokens: tokens of the first page that count, int64 [rows], at least one.
         scale: factor on the logits.
         outputs: results, [tokens, heads, value dimension]; only ``rows`` are written.
-
-    Returns:
-        Logs of the sums of exponentials, float32 [rows, heads].
     """
     kept, host = (slots.keys[layer], slots.values[layer]), slots.host[layer]
     if slots.uses_triton:
@@ -46,9 +43,7 @@ def attend_step(
         )  # a CPU needs no Triton
 
         arrivals = slots.arrivals_of(len(rows))
-        return attend_places(
-            queries.contiguous(), rows, kept, host, places, last_tokens, scale, arrivals, outputs
-        )
-    found, log_sums = decode_attention.attend_places(queries[rows], kept, host, places, last_tokens, scale)
+        attend_places(queries.contiguous(), rows, kept, host, places, last_tokens, scale, arrivals, outputs)
+        return
+    found = decode_attention.attend_places(queries[rows], kept, host, places, last_tokens, scale)
     outputs[rows] = found.to(outputs.dtype)
-    return log_sums

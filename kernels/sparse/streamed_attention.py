@@ -41,12 +41,6 @@ class PartialAttention:
         assert self._output is not None, "no part was added"
         return self._output
 
-    @property
-    def log_sum(self) -> torch.Tensor:
-        """Log of the sum of exponentials of all logits, float32 [tokens, heads]."""
-        assert self._log_sum is not None, "no part was added"
-        return self._log_sum
-
 
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
@@ -102,7 +96,7 @@ def _attention_with_log_sum(
     return output[0].float(), log_sum[0].view(len(rows), -1)[:, : rows.shape[1]].float()
 
 
-def tiles(pages: torch.Tensor, num_tokens: int, slots: PageSlots) -> Iterator[tuple[torch.Tensor, int]]:
+def _tiles(pages: torch.Tensor, num_tokens: int, slots: PageSlots) -> Iterator[tuple[torch.Tensor, int]]:
     """Parts of a context that fit the staging buffer.
 
     Where a part begins depends on positions only, so that the same context gives the same sums whatever is
@@ -146,6 +140,6 @@ def stream_attention(
     """
     if not len(pages):
         return
-    for part, valid in tiles(pages, num_tokens, slots):
+    for part, valid in _tiles(pages, num_tokens, slots):
         keys, values = slots.read(layer, part, is_chosen=is_chosen)
         sums.add(*attend(queries, keys[:valid], values[:valid], scale))

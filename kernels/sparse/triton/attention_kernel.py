@@ -33,7 +33,6 @@ def _attend_kernel(
     PartLogSums,
     Arrivals,
     Outputs,
-    LogSums,
     scale,
     num_slots,
     max_places,
@@ -117,11 +116,10 @@ def _attend_kernel(
 
     is_output = is_query[:, None] & (value_dim < VALUE_DIM)[None, :]
     output = outputs / tl.where(sums == 0.0, 1.0, sums)[:, None]
-    log_sum = largest + tl.log(sums)
     if num_splits > 1:
         part = head_row * num_splits
         tl.store(Parts + (part + split)[:, None] * VALUE_DIM + value_dim[None, :], output, mask=is_output)
-        tl.store(PartLogSums + part + split, log_sum, mask=is_query)
+        tl.store(PartLogSums + part + split, largest + tl.log(sums), mask=is_query)
         # All of this program's threads have stored when one of them says so to the others.
         tl.debug_barrier()
         arrived = tl.atomic_add(Arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
@@ -145,9 +143,7 @@ def _attend_kernel(
             total = total * before + now
             largest = top
         output = output / total[:, None]
-        log_sum = largest + tl.log(total)
     tl.store(Outputs + token_row[:, None] * VALUE_DIM + value_dim[None, :], output, mask=is_output)
-    tl.store(LogSums + head_row, log_sum, mask=is_query)
 
 
 def attend_places(
@@ -160,7 +156,7 @@ def attend_places(
     scale: float,
     arrivals: torch.Tensor,
     outputs: torch.Tensor,
-) -> torch.Tensor:
+) -> None:
     """Attention of one query token a row to the row's pages.
 
     Asynchronous: no shape depends on what a tensor holds. A row's result depends on its own pages only.
@@ -177,9 +173,6 @@ def attend_places(
         arrivals: int32 [at least rows times KV heads], zeros, which are zeros again afterwards; of launches
             that may not overlap.
         outputs: results, [tokens, heads, value dimension] of any type, contiguous; only ``rows`` are written.
-
-    Returns:
-        Logs of the sums of exponentials, float32 [rows, heads].
     """
     num_rows, (_, heads, key_dim) = len(rows), queries.shape
     num_slots, page_size, kv_heads, _ = slots[0].shape
@@ -192,9 +185,8 @@ def attend_places(
     real = {"dtype": torch.float32, "device": queries.device}
     parts = torch.empty(num_rows, heads, num_splits, value_dim, **real)
     part_log_sums = torch.empty(num_rows, heads, num_splits, **real)
-    log_sums = torch.empty(num_rows, heads, **real)
     if not num_rows:
-        return log_sums
+        return
     page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
     block_v = max(MIN_DOT_ROWS, triton.next_power_of_2(value_dim))
     _attend_kernel[(num_splits, kv_heads, num_rows)](
@@ -208,7 +200,6 @@ def attend_places(
         part_log_sums,
         arrivals,
         outputs,
-        log_sums,
         scale,
         num_slots,
         most,
@@ -227,4 +218,3 @@ def attend_places(
         DOT_DTYPE=dot_dtype(slots[0].dtype),
         num_stages=stages_of(slots[0].dtype),
     )
-    return log_sums
