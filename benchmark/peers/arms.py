@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmark.peers.llama_cpp_server import llama_cpp_server
 from benchmark.peers.served import Served
-from benchmark.peers.sglang_server import HICACHE, sglang
+from benchmark.peers.sglang_server import HICACHE, LMCACHE, sglang
 from benchmark.peers.vllm_server import vllm
 
 OURS = ("--kv-policy", "importance")
@@ -55,6 +55,7 @@ ARMS = {
     "ours (told)": Arm("device", OURS, tells=True),
     "observe": Arm("device", ("--kv-policy", "observe")),
     "stock + HiCache": Arm("host", HICACHE),
+    "stock + LMCache": Arm("host", LMCACHE),
     "vLLM + LMCache": Arm("host", engine="vLLM"),
     "llama.cpp + host": Arm("host", engine="llama.cpp"),
     "ours + HiCache": Arm("host", (*OURS, *HICACHE)),

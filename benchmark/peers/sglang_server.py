@@ -7,16 +7,19 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.peers.environments import lmcache_packages, lmcache_python
+from benchmark.peers.lmcache_server import LMCache, lmcache
 from benchmark.peers.served import AT_A_TIME, CHUNK, HOST_RATIO, Served, context
 from benchmark.peers.workloads import PAGE
 
 from support.config_file import config_flags
 from support.servers import ServerProcess
 
+LMCACHE = ("--enable-lmcache",)
 HICACHE = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO))
 OBSERVED_SECONDS = 60
 OWN_REQUESTS = 1
@@ -30,14 +33,18 @@ class Sglang(Served):
 
     Attributes:
         learns: whether a prompt changes how later ones are treated, beyond what is cached.
+        lmcache: its host tier, where that is not HiCache.
     """
 
     learns: bool
     process: ServerProcess
+    lmcache: LMCache | None
 
     def empty(self) -> None:
         assert not self.learns, "start it anew: it would remember how its prefixes were used"
         self.process.flush_cache()
+        if self.lmcache is not None:
+            self.lmcache.empty()
 
     def missed(self) -> dict[str, float]:
         if not self.learns:
@@ -65,15 +72,25 @@ class Sglang(Served):
 
 @contextmanager
 def sglang(flags: tuple[str, ...], model: Path, pool: int, *, has_store: bool) -> Iterator[Sglang]:
-    """A server; our store keeps its pages in a new folder, where there is one."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A server; our store keeps its pages in a new folder, and LMCache has a server, where there is one."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         given = (*common_flags(pool), *flags, *(store_flags(folder) if has_store else ()))
-        with ServerProcess(*given, model=model) as server:
-            told = int(server.get("/server_info")["max_total_num_tokens"])
-            shown = [Path(word).name if os.sep in word else word for word in given]
-            yield Sglang(
-                server.base_url, server.name, told, server.pid, shown, "--kv-policy" in flags, server
-            )
+        host_tier, env = None, None
+        if LMCACHE[0] in flags:
+            host_tier = stack.enter_context(lmcache(lmcache_python(), model, pool))
+            config = Path(folder) / "lmcache.yaml"
+            config.write_text(f"mp_host: 127.0.0.1\nmp_port: {host_tier.port}\n")
+            given = (*given, "--lmcache-config-file", str(config))
+            env = {"PYTHONPATH": str(lmcache_packages())}
+        server = stack.enter_context(
+            ServerProcess(*given, model=model, env=env, imports_anew=env is not None)
+        )
+        told = int(server.get("/server_info")["max_total_num_tokens"])
+        shown = [Path(word).name if os.sep in word else word for word in given]
+        shown += host_tier.flags if host_tier is not None else []
+        learns = "--kv-policy" in flags
+        yield Sglang(server.base_url, server.name, told, server.pid, shown, learns, server, host_tier)
 
 
 def common_flags(pool: int) -> tuple[str, ...]:
