@@ -11,6 +11,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from sgl_importance.storage.private_files import make_folder
 from sgl_importance.storage.store_counters import StoreCounters
 
 MARK_SUFFIX = ".process"
@@ -80,7 +81,7 @@ class Presence:
         if self._file is not None and self._mark.exists():
             return
         self._drop_mark()  # the directory was removed
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         # Locked before it has its name: a file without a lock is a lost process.
         unnamed = self._mark.with_suffix(".tmp")
         unnamed.touch()

@@ -28,6 +28,7 @@ from sgl_importance.storage.page_record import (
     page_digest,
 )
 from sgl_importance.storage.pages import UNREADABLE, PageByPage
+from sgl_importance.storage.private_files import FILE_MODE, make_folder
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store_counters import StoreCounters
 
@@ -141,12 +142,12 @@ class PageStore(PageByPage):
         unfinished = f"{folder}/{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            file = os.open(unfinished, flags, 0o644)
+            file = os.open(unfinished, flags, FILE_MODE)
         except FileNotFoundError:
             if not self.pages.exists():
                 self.counters.add("lost_directories")
-            os.makedirs(folder, exist_ok=True)
-            file = os.open(unfinished, flags, 0o644)
+            make_folder(Path(folder))
+            file = os.open(unfinished, flags, FILE_MODE)
             if folder in self._facts:
                 describe_identity(Path(folder), self._facts[folder])
         try:
@@ -189,7 +190,7 @@ def _touch(path: str, mtime_ns: int) -> None:
 def describe_identity(folder: Path, facts: str) -> None:
     """Says in the folder of an identity's pages what it stands for; disk trouble is no trouble here."""
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         unfinished = folder / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         unfinished.write_text(facts + "\n")
         unfinished.replace(folder / IDENTITY_FILE)
@@ -198,7 +199,7 @@ def describe_identity(folder: Path, facts: str) -> None:
 def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
     """Moves a page into a folder of at most ``QUARANTINED_FILES``; deletes it where that fails."""
     try:
-        quarantine.mkdir(parents=True, exist_ok=True)
+        make_folder(quarantine)
         os.replace(path, quarantine / f"{reason.value}-{path.parent.name[:8]}-{path.name}")
     except OSError:
         with suppress(OSError):
@@ -211,7 +212,7 @@ def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
 def copy_aside(record: NDArray[np.uint8], name: str, quarantine: Path, reason: MissReason) -> None:
     """As ``set_aside`` for a damaged record that is no file of ours; disk trouble is no trouble here."""
     with suppress(OSError):
-        quarantine.mkdir(parents=True, exist_ok=True)
+        make_folder(quarantine)
         (quarantine / f"{reason.value}-{name}").write_bytes(record.tobytes())
     _bound(quarantine)
 
@@ -236,7 +237,7 @@ def check_writable(directory: Path) -> None:
     Raises:
         OSError: it cannot be made, or nothing can be written into it.
     """
-    (directory / "pages").mkdir(parents=True, exist_ok=True)
+    make_folder(directory / "pages")
     probe = directory / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
     probe.touch()
     probe.unlink()

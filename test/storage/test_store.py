@@ -66,6 +66,26 @@ def test_reads_what_was_written_and_nothing_of_another_model(tmp_path: Path) -> 
     assert (read(open_store(tmp_path), "a") == body_of("a")).all()
 
 
+def test_what_is_made_is_for_nobody_else_to_read(tmp_path: Path) -> None:
+    directory = tmp_path / "srv" / "store"
+    store = open_store(directory)
+    store.describe(MODEL, "facts")
+    store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
+    assert {path.stat().st_mode & 0o777 for path in (directory.parent, *page_folders(directory))} == {0o700}
+    (page,) = directory.glob("pages/*/*.page")
+    assert page.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_store(tmp_path).write(MODEL, "a", body_of("a"), depth=0, moment=NOW)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def page_folders(directory: Path) -> list[Path]:
+    return [directory, *(path for path in directory.rglob("*") if path.is_dir())]
+
+
 def test_a_damaged_page_is_set_aside_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.write(MODEL, "a", body_of("a"), depth=0, moment=NOW)

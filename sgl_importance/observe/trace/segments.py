@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 from sgl_importance.observe.trace.framing import MAGIC
+from sgl_importance.storage.private_files import FILE_MODE, make_folder
 
 SEGMENTS_PER_BUDGET = 8  # one segment is deleted when the budget is spent: an eighth of the recording
 _PREFIX, _SUFFIX = "segment-", ".sgltrace"
@@ -64,7 +66,7 @@ class SegmentStore:
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         assert max_bytes > 0
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         self._directory = directory
         self._max_bytes = max_bytes
         self._file: BinaryIO | None = None
@@ -84,7 +86,9 @@ class SegmentStore:
             self.number = segment_number(existing[-1]) + 1 if existing else 0
             # Never over a file of another writer, which may take the number meanwhile.
             with contextlib.suppress(FileExistsError):
-                self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
+                path = self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}"
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._file = os.fdopen(os.open(path, flags, FILE_MODE), "wb")
         with contextlib.suppress(OSError):  # some network file systems have no locks
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.append(MAGIC)

@@ -23,6 +23,7 @@ from sgl_importance.placement.ledger.ledger_schema import (
     steps_from,
     version_problem,
 )
+from sgl_importance.storage.private_files import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def set_aside(path: Path) -> Path:
 
 def _lock(path: Path) -> FileLock:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return FileLock(path)
     except OSError as error:
         raise LedgerUnusable(f"{error.filename or path.parent}: {error.strerror}: {_CURE}") from error

@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 
 from sgl_importance.errors import ImportanceError
+from sgl_importance.storage.private_files import make_folder
 from sgl_importance.storage.tier_chain.chain import SequenceVisit, TierChain
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier, RecordBackend
 from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
@@ -51,7 +52,7 @@ def chain_problems(spec: ChainSpec) -> list[str]:
         if tier.kind in FOLDER_KINDS:
             folder = tier.path
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 writable = os.access(folder, os.W_OK)
             except OSError:
                 writable = False
@@ -205,7 +206,7 @@ def _locked(folder: Path, name: str) -> int:
     Raises:
         ChainError: another process uses it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

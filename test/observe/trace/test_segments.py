@@ -31,6 +31,15 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in segment_files(tmp_path)) <= MAX_BYTES + 1_100
 
 
+def test_a_recording_is_for_nobody_else_to_read(tmp_path: Path) -> None:
+    directory = tmp_path / "recordings" / "dp0"
+    store = SegmentStore(directory, MAX_BYTES)
+    fill(store, 1)
+    store.close()
+    assert {path.stat().st_mode & 0o777 for path in (directory, directory.parent)} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in segment_files(directory)} == {0o600}
+
+
 def test_a_segment_that_another_server_is_writing_stays(tmp_path: Path) -> None:
     """It has written little for long: its segment is the oldest."""
     slow, busy = SegmentStore(tmp_path, MAX_BYTES), SegmentStore(tmp_path, MAX_BYTES)

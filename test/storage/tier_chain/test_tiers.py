@@ -94,6 +94,15 @@ def test_reads_what_was_put(tmp_path: Path, kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["cxl", "nvme", "fs"])
+def test_nobody_else_reads_what_lies_on_a_medium(tmp_path: Path, kind: str) -> None:
+    tier = open_tier(kind, tmp_path / "tier")
+    tier.put(name_of(1), record_of(1))
+    made = [tmp_path / "tier", *(tmp_path / "tier").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dram"])
 def test_what_lies_on_a_medium_is_there_again(tmp_path: Path, kind: str) -> None:
     tier = open_tier(kind, tmp_path)

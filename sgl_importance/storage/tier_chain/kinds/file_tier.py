@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, scan
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
+from sgl_importance.storage.private_files import FILE_MODE, make_folder
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import describe_identity, set_aside
 from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
@@ -56,7 +57,7 @@ class FileTier(StorageTier):
         self._folder = folder
         self._size = size
         self._root = str(folder / "pages")
-        os.makedirs(self._root, exist_ok=True)
+        make_folder(Path(self._root))
         self.is_direct = direct and _takes_direct(folder)
         if direct:
             self.note = "O_DIRECT" if self.is_direct else "through the page cache: no O_DIRECT here"
@@ -68,7 +69,7 @@ class FileTier(StorageTier):
         try:
             file = self._create(unfinished)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_folder(Path(path).parent)
             file = self._create(unfinished)
         try:
             try:
@@ -83,7 +84,7 @@ class FileTier(StorageTier):
 
     def _create(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.open(path, flags | (os.O_DIRECT if self.is_direct else 0), 0o644)
+        return os.open(path, flags | (os.O_DIRECT if self.is_direct else 0), FILE_MODE)
 
     def _write(self, file: int, record: Bytes) -> None:
         data = record.data

@@ -18,6 +18,7 @@ import numpy as np
 
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.page_record import HEADER_BYTES
+from sgl_importance.storage.private_files import FILE_MODE, make_folder
 from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     LINK_BYTES,
@@ -41,10 +42,10 @@ class MappedTier(StorageTier):
     def __init__(self, path: Path, size: int, slots: int) -> None:
         self._size = size
         self._stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         shape = json.dumps({"record_bytes": size, "slots": slots}).encode()
         total = _PREAMBLE_BYTES + slots * self._stride
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         try:
             if not _has_shape(file, shape, total):
                 os.ftruncate(file, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sgl_importance.storage.page_record import HEADER_BYTES, decode_header
+from sgl_importance.storage.private_files import make_folder
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     LINK_BYTES,
     Bytes,
@@ -53,7 +54,7 @@ class RecordIndex:
 
     def __init__(self, folder: Path) -> None:
         self._root = folder / INDEX
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         self.prefix = _own_id(folder / _ID_FILE)
 
     def add(self, name: PageName, data: bytes) -> None:
@@ -64,7 +65,7 @@ class RecordIndex:
             try:
                 unfinished.write_bytes(data)
             except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 unfinished.write_bytes(data)
             os.replace(unfinished, path)
         except BaseException:

@@ -1,0 +1,23 @@
+"""What is written for nobody else to read: prompts can be inferred from stored pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder where it is missing, with those above it. One that is there keeps its mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_folder(folder.parent)
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
