@@ -43,17 +43,21 @@ def observe(
 ) -> None:
     """Say what importance would have saved or lost on the traffic of a server under --kv-policy observe."""
     with connected(url, api_key) as server:
+        has_answered = False
         while True:
-            document = of_one_rank(server.get("", limit=1, dp_rank=dp_rank))
-            if "observe" not in document:
-                raise ServerError(
-                    f"{url} runs --kv-policy {document.get('policy')}: start it with --kv-policy observe"
-                )
-            report = summarize(document)
-            if as_json:
-                print_json(report)
+            try:
+                document = of_one_rank(server.get("", limit=1, dp_rank=dp_rank))
+                if "observe" not in document:
+                    raise ServerError(
+                        f"{url} runs --kv-policy {document.get('policy')}: start it with --kv-policy observe"
+                    )
+            except ServerError as error:
+                if not has_answered:
+                    raise
+                typer.echo(f"{error}; asking again in {watch:g} s", err=True)  # one that answers may restart
             else:
-                print_report(report)
+                has_answered = True
+                (print_json if as_json else print_report)(summarize(document))
             if watch is None:
                 return
             try:
@@ -101,14 +105,13 @@ def _changes(observed: dict[str, Any]) -> list[dict[str, Any]]:
     def change(
         name: str, hits: int, beside: int, batches: list[tuple[int, int]], among: dict[str, Any] = observed
     ) -> dict[str, Any]:
-        pairs = [(int(prompt), int(gained)) for prompt, gained in batches]
         return {
             "change": name,
             "requests": among["requests"],
             "hit_tokens": hits,
             "computed_tokens": among["prompt_tokens"] - hits,
             "gain": (hits - beside) / max(among["prompt_tokens"], 1),
-            "gain_interval": None if has_gaps else gain_interval(pairs, among["requests"]),
+            "gain_interval": None if has_gaps else _interval(among, batches),
         }
 
     now = observed["lru_hit_tokens"]
@@ -125,10 +128,20 @@ def _changes(observed: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(changes, key=lambda each: -each["gain"])
 
 
+def _interval(among: dict[str, Any], batches: list[tuple[int, int]]) -> tuple[float, float] | None:
+    pairs = [(int(prompt), int(gained)) for prompt, gained in batches]
+    return gain_interval(pairs, among["requests"])
+
+
 def _bend(observed: dict[str, Any]) -> int | None:
-    """Device tokens behind which more memory brings less than on average; None where nobody looked."""
+    """Device tokens behind which more memory brings less than on average.
+
+    None where nobody looked, where it is too early to say, and where no memory brings anything.
+    """
     pools = observed.get("larger_pools")
-    if not pools or not observed["prompt_tokens"]:
+    if not pools or observed.get("dropped_events") or not pools[-1]["hit_tokens"]:
+        return None
+    if _interval(observed, pools[-1]["batches"]) is None:
         return None
     times = [1, *(pool["times"] for pool in pools)]
     hits = [observed["lru_hit_tokens"], *(pool["hit_tokens"] for pool in pools)]

@@ -380,6 +380,17 @@ def test_observe_puts_first_what_saves_most(capsys: pytest.CaptureFixture[str]) 
     assert "408" not in told, "computed tokens of fewer requests stand in no column of all"
     assert "+2.00%" in told
 
+    nothing = [{**pool, "hit_tokens": 0} for pool in observed["larger_pools"]]
+    for too_little in (
+        {"requests": 40},
+        {"dropped_events": 7},
+        {"lru_hit_tokens": 0, "larger_pools": nothing},
+    ):
+        report = observe_command.summarize({"observe": {**observed, **too_little}})
+        assert report["bend_tokens"] is None, too_little
+        observe_command.print_report(report)
+        assert "memory beyond" not in capsys.readouterr().out
+
 
 def test_observe_gives_no_verdict_on_a_comparison_with_gaps(capsys: pytest.CaptureFixture[str]) -> None:
     observed = {
