@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 FILE_MODE = 0o600
@@ -21,3 +22,14 @@ def make_folder(folder: Path) -> None:
             raise
         make_folder(folder.parent)
         folder.mkdir(FOLDER_MODE, exist_ok=True)
+
+
+def try_writing(folder: Path) -> None:
+    """Tries whether files can be written into a folder.
+
+    Raises:
+        OSError: they cannot.
+    """
+    probe = folder / f"{uuid.uuid4().hex}.tmp"
+    probe.touch()
+    probe.unlink()

@@ -28,7 +28,7 @@ from sgl_importance.storage.page_record import (
     page_digest,
 )
 from sgl_importance.storage.pages import UNREADABLE, PageByPage
-from sgl_importance.storage.private_files import FILE_MODE, make_folder
+from sgl_importance.storage.private_files import FILE_MODE, make_folder, try_writing
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store_counters import StoreCounters
 
@@ -238,6 +238,4 @@ def check_writable(directory: Path) -> None:
         OSError: it cannot be made, or nothing can be written into it.
     """
     make_folder(directory / "pages")
-    probe = directory / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
-    probe.touch()
-    probe.unlink()
+    try_writing(directory)

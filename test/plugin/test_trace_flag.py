@@ -42,18 +42,16 @@ def recorder_for(trace: Path, model: str = "some-model") -> Any:
 
 
 @pytest.mark.parametrize("policy", ["observe", "importance"])
-def test_the_flags_reach_the_options(parse: Parse, policy: str) -> None:
+def test_the_flags_reach_the_options(parse: Parse, policy: str, tmp_path: Path) -> None:
+    recordings = str(tmp_path / "recordings")
     server_args = parse(
-        *("--kv-policy", policy, "--kv-importance-trace", "recordings"),
+        *("--kv-policy", policy, "--kv-importance-trace", recordings),
         *config_flags(trace={"detail": "steps", "megabytes": 7}),
     )
     options = importance_options(server_args)
     assert options is not None
-    assert (options.trace.directory, options.trace.detail, options.trace.megabytes) == (
-        "recordings",
-        "steps",
-        7,
-    )
+    trace = options.trace
+    assert (trace.directory, trace.detail, trace.megabytes) == (recordings, "steps", 7)
 
 
 def test_stock_has_nothing_to_record(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +78,9 @@ def test_a_directory_may_be_in_the_home_of_the_user(tmp_path: Path, monkeypatch:
     assert open_trace(tmp_path / "recordings").header.page_size == 16
 
 
-def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_stops_the_launch(
+    parse: Parse, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchRefused) as refused:
         recorder_for(tmp_path / "file")
@@ -88,6 +88,10 @@ def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> 
     assert line == (
         f"cannot record in {tmp_path / 'file'} (File exists): give --kv-importance-trace a writable directory"
     )
+    with pytest.raises(SystemExit) as stop:  # before a model is loaded
+        parse("--kv-policy", "observe", "--kv-importance-trace", str(tmp_path / "file"))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"sgl-importance: error: {line}\n"
 
 
 def test_a_recording_of_another_model_stops_the_launch(tmp_path: Path) -> None:

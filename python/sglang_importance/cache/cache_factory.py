@@ -43,7 +43,7 @@ from sglang_importance.tree.nominal_costs import cost_model
 from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator, occupancy
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused, cannot_record
 from sglang_importance.upstream.server_options import data_parallel_rank, importance_options
 
 logger = logging.getLogger(__name__)
@@ -197,12 +197,7 @@ def create_recorder(
     except TraceError as error:
         raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error
     except OSError as error:
-        raise LaunchRefused(
-            [
-                f"cannot record in {options.trace.directory} ({error.strerror}): "
-                f"give {name_of('trace.directory')} a writable directory"
-            ]
-        ) from error
+        raise cannot_record(options.trace.directory, error) from error
 
 
 def gauge_values(cache: ImportanceRadixCache) -> dict[str, dict[Any, float]]:

@@ -24,7 +24,7 @@ from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes.arguments import check_modes
 from sglang_importance.launch.modes.loaded_model import config_refusals
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
-from sglang_importance.launch.preflight import check_control, check_inputs
+from sglang_importance.launch.preflight import check_control, check_inputs, check_recording
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
@@ -61,6 +61,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
     check_sglang()
     check_inputs(args, serves_http=serves_http)
     check_control(options)
+    check_recording(options)
     if options.store.directory:
         mount(args, options)
     select_cache(args, options)

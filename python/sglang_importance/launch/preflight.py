@@ -14,7 +14,8 @@ from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.laboratory import MissingControlError, load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.options.tiered_options import CONTROL_SELECTORS
-from sglang_importance.upstream.refusal import LaunchRefused
+from sgl_importance.storage.private_files import make_folder, try_writing
+from sglang_importance.upstream.refusal import LaunchRefused, cannot_record
 
 
 def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
@@ -34,6 +35,21 @@ def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
         problems += port_problems(args.host, args.port)
     if problems:
         raise LaunchRefused(problems)
+
+
+def check_recording(options: ImportanceOptions) -> None:
+    """Makes the directory of a recording where it is missing.
+
+    Raises:
+        LaunchRefused: nothing can be written into it.
+    """
+    if options.trace.directory:
+        folder = Path(options.trace.directory).expanduser()
+        try:
+            make_folder(folder)
+            try_writing(folder)
+        except OSError as error:
+            raise cannot_record(options.trace.directory, error) from error
 
 
 def check_control(options: ImportanceOptions) -> None:

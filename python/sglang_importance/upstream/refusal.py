@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from sgl_importance.errors import ImportanceError
+from sgl_importance.options.importance_options import name_of
 
 PINNED_VERSION = "0.5.21"
 """The release of sglang that ``scripts/setup.sh`` installs."""
@@ -31,6 +32,12 @@ class LaunchRefused(ImportanceError):
     def __init__(self, reasons: Iterable[str]) -> None:
         self.reasons = tuple(reasons)
         super().__init__("\n".join(self.reasons))
+
+
+def cannot_record(directory: str, error: OSError) -> LaunchRefused:
+    """For a directory of ``--kv-importance-trace`` in which nothing can be written."""
+    reason = f"cannot record in {directory} ({error.strerror})"
+    return LaunchRefused([f"{reason}: give {name_of('trace.directory')} a writable directory"])
 
 
 def report(refused: LaunchRefused) -> None:
