@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import re
 import subprocess
 import sys
 import uuid
@@ -64,12 +63,11 @@ def llama_cpp_server(model: Path, pool: int, *, has_host_tier: bool, threads: in
     words = [str(server), "--model", str(gguf_of(model, sources)), "--alias", name]
     words += ["--host", "127.0.0.1", "--port", str(port), "--threads", str(threads), *flags]
     url = f"http://127.0.0.1:{port}"
-    with running(words, f"{url}/health", threads_of(threads)) as (log, pid):
+    with running(words, f"{url}/health", threads_of(threads)) as (_, pid):
         models = httpx.get(f"{url}/v1/models", timeout=60).json()
         assert models["data"][0]["id"] == name, "another server answers on this port"
-        tokens = re.search(r"n_ctx\s+= (\d+)", log.read_text())
-        assert tokens is not None, "llama.cpp does not say how large its pool is"
-        yield LlamaCpp(url, name, int(tokens[1]), pid, flags)
+        told = httpx.get(f"{url}/props", timeout=60).json()["default_generation_settings"]["n_ctx"]
+        yield LlamaCpp(url, name, int(told), pid, flags)
 
 
 def gguf_of(model: Path, sources: Path) -> Path:

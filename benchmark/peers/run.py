@@ -137,7 +137,11 @@ def send(served: Served, requests: list[Sent], clients: int, title: str, tells: 
         finally:
             done[number].set()
 
-    with httpx.Client(timeout=SECONDS, trust_env=False) as client, ThreadPoolExecutor(clients) as pool:
+    anew = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes a connection behind each stream
+    with (
+        httpx.Client(timeout=SECONDS, trust_env=False, limits=anew) as client,
+        ThreadPoolExecutor(clients) as pool,
+    ):
         return list(track(pool.map(one, range(len(requests))), total=len(requests), description=title))
 
 
