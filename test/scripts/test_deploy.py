@@ -266,6 +266,8 @@ def test_containers_start_servers_as_nobody(name: str) -> None:
     assert found["USER"] == "1000"
     assert json.loads(found["ENTRYPOINT"])[-2:] == ["-m", "sglang.launch_server"]
     assert found["COPY"] == ". ."
+    last_run = max(at for at, (instruction, _) in enumerate(lines) if instruction == "RUN")
+    assert ("ENV", "PYTHONSAFEPATH=1") in lines[last_run:], "`kernels` is also the name of a folder of ours"
     for instruction, line in lines:
         for script in re.findall(r"scripts/[\w/.]+", line) if instruction == "RUN" else ():
             assert (ROOT / script).is_file()

@@ -72,6 +72,17 @@ def test_metrics_name_the_template(counted: TestClient):
     assert PREFIX + "/node/{node_id}/prompt" in endpoints()
 
 
+# ---- the live page ----
+
+
+@pytest.mark.parametrize("query", ["", "?dp_rank=1"])
+def test_the_page_is_found_with_a_slash_too(query: str):
+    client = TestClient(our_app(), root_path="/behind")
+    moved = client.get(f"/behind{PREFIX}/ui/{query}", follow_redirects=False)
+    assert (moved.status_code, moved.headers["location"]) == (307, f"../ui{query}")
+    assert client.get(f"{PREFIX}/ui/{query}").text == client.get(f"{PREFIX}/ui").text
+
+
 # ---- what no route answers ----
 
 

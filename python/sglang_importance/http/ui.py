@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import FastAPI
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sgl_importance.ui.page_files import HEADERS, MEDIA_TYPES, SHARED, parts_in
@@ -34,8 +34,12 @@ class OpenPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            file = self._files.get(scope["path"].removeprefix(scope.get("root_path", "")))
-            if file is not None:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            file = self._files.get(path)
+            if path == f"{PATH}/":  # where the page's own addresses would lead elsewhere
+                query = scope.get("query_string", b"").decode("latin-1")
+                answer = RedirectResponse(f"../{Path(PATH).name}{'?' if query else ''}{query}")
+            elif file is not None:
                 answer = FileResponse(file, media_type=MEDIA_TYPES[file.suffix], headers=HEADERS)
         await answer(scope, receive, send)
 
