@@ -8,6 +8,7 @@ there is one.
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import subprocess
@@ -48,7 +49,11 @@ class LlamaCpp(Served):
 def llama_cpp_server(model: Path, pool: int, *, has_host_tier: bool, threads: int = 1) -> Iterator[LlamaCpp]:
     server, sources = llama_cpp()
     port, name = free_port(), f"peer-{uuid.uuid4().hex}"
-    host_mib = math.ceil(HOST_RATIO * pool * token_bytes(model) / 2**20) if has_host_tier else 0
+    host_mib = (
+        math.ceil(HOST_RATIO * pool * token_bytes(json.loads((model / "config.json").read_text())) / 2**20)
+        if has_host_tier
+        else 0
+    )
     flags = [
         "--ctx-size",
         str(pool),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def lmcache(python: Path, model: Path, pool: int) -> Iterator[LMCache]:
         python: of the environment that has LMCache.
     """
     port, routes = free_port(), free_port()
-    gib = HOST_RATIO * pool * token_bytes(model) / 2**30
+    gib = HOST_RATIO * pool * token_bytes(json.loads((model / "config.json").read_text())) / 2**30
     flags = ["--l1-size-gb", str(gib), "--no-l1-use-lazy", "--eviction-policy", "LRU"]
     flags += ["--supported-transfer-mode", "engine_driven", "--chunk-size", str(PAGE)]
     words = [str(python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(port)]

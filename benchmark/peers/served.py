@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -20,10 +19,9 @@ def context(pool: int) -> int:
     return min(CONTEXT, pool)
 
 
-def token_bytes(model: Path) -> int:
-    """KV of one token of a model's folder, in float32."""
-    config = json.loads((model / "config.json").read_text())
-    return int(2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+def token_bytes(config: Mapping[str, int]) -> int:
+    """KV of one token in float32, by the model's config.json."""
+    return 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,12 @@ _ARMS = {  # stock sglang, vLLM and ours, by where KV may lie
     "device": ("stock sglang", "vLLM", "ours"),
     "device, host": ("stock + HiCache", "vLLM + LMCache", "ours + HiCache"),
 }
+_OTHERS = {
+    "llama.cpp": "device",
+    "llama.cpp + host": "device, host",
+    "stock + LMCache": "device, host",
+    "vLLM + LMCache": "device, host",
+}
 _WORKLOADS = ("agents", "documents", "chat", "scan")
 _QUARTER = {"agents": 8_192}
 _AGENTS_GOAL, _GOAL = 0.95, 1.01
@@ -144,6 +150,21 @@ def peers_goals() -> str:
             lines.append([workload, tiers, *beside, _cell(best), f"{_judged(best, goal)} ({goal})"])
     header = ["ours / stock sglang, fewer : more", "ours / vLLM, fewer : more", "ours / best of both"]
     return _table(["workload", "KV in", *header, "goal"], lines)
+
+
+def peers_others() -> str:
+    """Peers that the tables of all tiers leave out, beside stock sglang and ours of the same tiers."""
+    lines = []
+    for peer, tiers in _OTHERS.items():
+        stock, _, ours = _ARMS[tiers]
+        for workload in _WORKLOADS:
+            rows = _rows(workload, peer)
+            if not rows:
+                continue
+            beside = [_ratios(rows, _rows(workload, stock)), _ratios(_rows(workload, ours), rows)]
+            lines.append([peer, tiers, workload, str(len(rows)), *map(_cell, beside)])
+    header = ["peer", "KV in", "workload", "seeds", "peer / stock sglang", "ours / peer"]
+    return _table(header, lines)
 
 
 def _won(ratios: Sequence[float]) -> str:

@@ -12,6 +12,12 @@ from scripts.rendering.figures import results
 
 _Row = Mapping[str, Any]
 _STOCK, _OURS = "stock sglang", "ours"
+_BESIDE_STOCK = {
+    _OURS: (_STOCK, ""),
+    "ours (told)": (_STOCK, ", told which sessions are over"),
+    "ours + HiCache (told)": ("stock + HiCache", ", told, with a host tier on both sides"),
+}
+"""Which of stock's servers each of ours stood beside, and how that is told."""
 
 
 def _same_computed(value: str) -> Callable[[_Row, _Row], float]:
@@ -59,24 +65,24 @@ def _cell(pairs: Mapping[int, tuple[_Row, _Row]], what: str, form: str = ".2f") 
     return f"{mean:{form}} ({low:{form}} to {high:{form}})" if len(pairs) > 1 else f"{mean:{form}}"
 
 
-def side_by_side(workload: str, what: str, share: float = 0.25, peer: str = _STOCK) -> str:
+def side_by_side(workload: str, what: str, share: float = 0.25, peer: str = _STOCK, own: str = _OURS) -> str:
     """Ours over a peer's: mean of the seeds with its 95 % interval.
 
     Args:
         what: a column of the table.
     """
-    return _cell(_pairs(peer)[workload, share], what)
+    return _cell(_pairs(peer, own)[workload, share], what)
 
 
 def side_by_side_table() -> str:
-    """Ours over stock's, told which sessions are over or not."""
+    """Ours over stock's of the same tiers, told which sessions are over or not."""
     lines = []
-    for own, told in ((_OURS, ""), ("ours (told)", ", told which sessions are over")):
-        for (workload, share), pairs in _pairs(_STOCK, own).items():
+    for own, (peer, how) in _BESIDE_STOCK.items():
+        for (workload, share), pairs in _pairs(peer, own).items():
             requests = sum(row["requests"] for row, _ in pairs.values())
             room = "everything fits" if share > 1 else "a quarter fits"
             cells = [_cell(pairs, what) for what in _RATIOS]
-            lines.append([f"{workload}, {room}{told}", str(len(pairs)), f"{requests:,}", *cells])
+            lines.append([f"{workload}, {room}{how}", str(len(pairs)), f"{requests:,}", *cells])
     return table(["workload", "seeds", "requests", *_RATIOS], lines)
 
 

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from benchmark.peers import sglang_server
-from benchmark.peers.served import CHUNK
+from benchmark.peers.served import CHUNK, token_bytes
 from benchmark.peers.sizes import counts_of
 from benchmark.peers.victims import NEVER, Compared, Foresight, Future, computed, trace_of
-from benchmark.peers.vllm_server import token_bytes
 from benchmark.peers.workloads import PAGE, Sent
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
