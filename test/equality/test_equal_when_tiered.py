@@ -47,14 +47,14 @@ def test_tokens_equal_those_without_a_radix_cache(
         "wait_complete",
     )
     with tiered_server(random_model, *store) as server:
+        crowded = replay_long_answers_at_once(server, exchanges)
         alone = replay(server, exchanges[:middle], concurrency=1)
         together = replay(server, exchanges[middle:], concurrency=8)
-        crowded = replay_long_answers_at_once(server, exchanges)
         again = replay(server, exchanges[-40:], concurrency=8)
         assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
         document = server.get("/kv_importance?limit=1")
         read, loaded = (server.metric(f"{PREFIX}pages_{name}_total") for name in ("read", "loaded"))
-    parts, pages = (alone, together, crowded, again), document["pages"]
+    parts, pages = (crowded, alone, together, again), document["pages"]
     (finding,) = (finding for finding in server_findings(document) if finding.subject == "tiered pages")
     assert "8 requests at a time" in finding.detail
     print([part.retractions for part in parts], [dict(part.hit_tokens) for part in parts], pages)
