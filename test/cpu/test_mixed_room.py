@@ -11,9 +11,10 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_importance.scheduler.chunk_room import HOOKS
+
+from support.window_pool import windows_allocator
 
 PAGE_SIZE, PAGES, DECODING = 16, 20, 4
 CREATE = "create_prefill_budget"
@@ -68,22 +69,7 @@ def test_who_decodes_can_begin_a_page_of_windows(
     monkeypatch.setattr(SWATokenToKVPoolAllocator, CREATE, _around(create) if is_ours else create)
     tokens = PAGES * PAGE_SIZE
     full, windows = (tokens, 2 * tokens) if scarce == "full" else (2 * tokens, tokens)
-    pool = SWAKVPool(
-        full,
-        windows,
-        PAGE_SIZE,
-        torch.float32,
-        head_num=1,
-        head_dim=1,
-        swa_attention_layer_ids=[1],
-        full_attention_layer_ids=[0],
-        device="cpu",
-        enable_memory_saver=False,
-        enable_alt_stream=False,
-    )
-    allocator = SWATokenToKVPoolAllocator(
-        full, windows, PAGE_SIZE, torch.float32, "cpu", pool, need_sort=False
-    )
+    allocator = windows_allocator(full, windows, PAGE_SIZE)
 
     def extend(requests: int, tokens: int) -> torch.Tensor | None:
         before, after = torch.zeros(requests, dtype=torch.int64), torch.full((requests,), tokens)

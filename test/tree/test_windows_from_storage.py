@@ -7,13 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType
 
 from sgl_importance.observe.trace.records import EventKind
@@ -27,6 +25,7 @@ from sglang_importance.scheduler.chunk_room import HOOKS
 from sglang_importance.tree.state import TreeState
 
 from support.doubles.lower_tiers import LowerTiers
+from support.window_pool import windows_allocator
 
 PAGE = 4
 WINDOW = 16
@@ -34,25 +33,10 @@ TOKENS = 256
 
 
 def windowed_cache(kind: str, *, window_tokens: int = TOKENS) -> ImportanceRadixCache:
-    pool = SWAKVPool(
-        TOKENS,
-        window_tokens,
-        PAGE,
-        torch.float32,
-        head_num=1,
-        head_dim=1,
-        swa_attention_layer_ids=[1],
-        full_attention_layer_ids=[0],
-        device="cpu",
-        enable_memory_saver=False,
-        enable_alt_stream=False,
-    )
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=ReqToTokenPool(4, TOKENS, "cpu", enable_memory_saver=False),
-        token_to_kv_pool_allocator=SWATokenToKVPoolAllocator(
-            TOKENS, window_tokens, PAGE, torch.float32, "cpu", pool, need_sort=False
-        ),
+        token_to_kv_pool_allocator=windows_allocator(TOKENS, window_tokens, PAGE),
         page_size=PAGE,
         tree_components=(ComponentType.FULL, ComponentType.SWA),
         sliding_window_size=WINDOW,

@@ -87,7 +87,7 @@ def _where_it_fits(
 def _with_begun_pages(create: Callable[..., PrefillBudget], allocator: Any, *args: Any, **kwargs: Any) -> Any:
     tokens = kwargs.get("num_mixed_decode_tokens", 0) * allocator.page_size
     budget = create(allocator, *args, **{**kwargs, "num_mixed_decode_tokens": tokens})
-    if not getattr(budget, "req_ring", False):  # whose room is counted in requests
+    if not getattr(allocator, "swa_req_ring", False):  # whose room is counted in requests
         budget.swa_offset += tokens  # of a pool for sliding windows, where sglang leaves no room at all
     return budget
 
