@@ -79,7 +79,7 @@ def llama_cpp() -> tuple[Path, Path]:
     server = build / "bin" / "llama-server"
     if finished.exists() and finished.read_text() == LLAMA_CPP:
         return server, sources
-    print(f"{LLAMA_CPP} goes to {folder.relative_to(ROOT)}: 0.5 GB, built in half an hour", file=sys.stderr)
+    print(f"{LLAMA_CPP} goes to {folder.relative_to(ROOT)}: 0.5 GB, some minutes", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip"]
     subprocess.run([*pip, "install", "--quiet", *BUILD_TOOLS], check=True)
