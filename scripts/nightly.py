@@ -37,13 +37,12 @@ Row = dict[str, Any]
 
 
 def run_nightly_tests(minutes: float) -> list[Row]:
-    """The tests that are marked ``nightly``; however long they take."""
+    """The tests that are marked ``nightly``, on as many workers as in ``scripts/test.sh``."""
+    workers = str(min(4, len(os.sched_getaffinity(0)) + 1))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        row = timed(
-            ["python", "-m", "pytest", "-q", "-m", "nightly", "-p", "no:cacheprovider"],
-            f"--junitxml={report}",
-        )
+        command = ["python", "-m", "pytest", "-q", "-m", "nightly", "-p", "no:cacheprovider"]
+        row = timed([*command, "--numprocesses", workers, "--dist", "loadfile"], f"--junitxml={report}")
         return [{"part": "tests", **row, **count_tests(report)}]
 
 
