@@ -103,6 +103,11 @@ def test_a_file_of_settings_that_cannot_be_read_is_one_line(tmp_path: Path, name
         ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
         ({"pp_size": 2}, "use --pp-size 1"),
         ({"nnodes": 2}, "use --nnodes 1"),
+        ({"elastic_ep_backend": "mooncake"}, "drop --elastic-ep-backend"),
+        (
+            {"enable_dp_attention_local_control_broadcast": True},
+            "drop --enable-dp-attention-local-control-broadcast",
+        ),
         ({"hicache_storage_backend_extra_config": "[1]"}, "correct it"),
         ({"hicache_storage_backend_extra_config": "{"}, "correct it"),
     ],

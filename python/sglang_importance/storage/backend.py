@@ -70,7 +70,7 @@ class VerifiedStorage(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         if self._config.is_mla_model and self._config.tp_size > 1:
-            # All ranks would have to agree on one fingerprint: each holds another part of the weights.
+            # All ranks would read what rank 0 alone has stored, which no test has run.
             raise LaunchRefused(
                 ["--kv-importance-store does not support MLA on several ranks: use --tp-size 1 or drop it"]
             )

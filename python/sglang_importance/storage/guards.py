@@ -161,12 +161,12 @@ def _around_can_terminate_prefetch(can_terminate: Callable[..., bool], cache: An
 
 def _around_weight_change(change: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     WATCH.changing()
-    try:
-        return change(manager, *args, **kwargs)
-    finally:
-        if getattr(manager, "_session", None) is None:  # else more is to come
-            WATCH.changed()
-            publish_now(WATCH.counters)
+    # What raises here may do so on one rank, and ends the server: the others are not asked for their weights.
+    result = change(manager, *args, **kwargs)
+    if getattr(manager, "_session", None) is None:  # else more is to come; the same on all ranks
+        WATCH.changed()
+        publish_now(WATCH.counters)
+    return result
 
 
 def _after_cache_reset(result: None, cache: Any) -> None:

@@ -42,6 +42,13 @@ _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         lambda value: value not in (None, "null"),
         "use --disaggregation-mode null",
     ),
+    # Ranks that hear of new weights at different times cannot agree on what they have.
+    "enable_dp_attention_local_control_broadcast": (
+        "control messages to each replica alone",
+        bool,
+        "drop --enable-dp-attention-local-control-broadcast and --dwdp-size",
+    ),
+    "elastic_ep_backend": ("elastic expert parallelism", bool, "drop --elastic-ep-backend"),
     "disable_radix_cache": ("a server without radix cache", bool, "drop --disable-radix-cache"),
 }
 

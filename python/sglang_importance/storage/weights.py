@@ -10,11 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from sgl_importance.storage.store_counters import StoreCounters
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
+    from torch.distributed import ProcessGroup
 
 CHUNK_WORDS = 1 << 20
 """Words that are summed at a time: some 40 MB with what comes of them, where the KV pool took the rest."""
@@ -25,7 +27,7 @@ class Weights:
     """Weights in memory that nobody is changing.
 
     Attributes:
-        fingerprint: of every parameter and buffer.
+        fingerprint: of every parameter and buffer of all ranks.
         version: the operator's label.
         config: digest of the model's configuration.
         pages_match: whether every page in memory was computed with them. Not so after an update without
@@ -51,12 +53,12 @@ class WeightsWatch:
         self._read: Callable[[], Weights] | None = None
 
     def watch(self, scheduler: Scheduler) -> None:
-        """Starts with the model that the scheduler has just loaded."""
+        """Starts with the model that the scheduler has just loaded; all ranks of its group call this."""
 
         def read(pages_match: bool) -> Weights:
             runner = scheduler.tp_worker.model_runner
             return Weights(
-                fingerprint=server_fingerprint(runner),
+                fingerprint=fingerprint_of_ranks(server_fingerprint(runner), scheduler.tp_cpu_group),
                 version=str(_weight_version()),
                 config=config_digest(runner.model_config),
                 pages_match=pages_match,
@@ -70,7 +72,7 @@ class WeightsWatch:
         self._before, self.current = self.current, None
 
     def changed(self) -> None:
-        """The weights are complete, since the last ``changing`` or for some time."""
+        """The weights are complete, since the last ``changing`` or for some time; on all ranks at once."""
         before, after = self._before, self._read() if self._read is not None else None
         # None where requests may have been served between several changes, with weights that are neither.
         if before is not None and after is not None:
@@ -89,6 +91,19 @@ class WeightsWatch:
 
 
 WATCH = WeightsWatch()
+
+
+def fingerprint_of_ranks(own: str, group: ProcessGroup) -> str:
+    """``own`` of a rank that is alone, else one digest for all: KV of each comes of the shards of all.
+
+    All ranks of the group call this at the same points, replicas behind data-parallel attention included.
+    """
+    ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return own
+    of_each: list[str] = [""] * ranks
+    dist.all_gather_object(of_each, own, group=group)
+    return blake2b(" ".join(of_each).encode(), digest_size=16).hexdigest()
 
 
 def server_fingerprint(runner: Any) -> str:

@@ -36,6 +36,8 @@ RULES: tuple[Rule, ...] = (
     Rule("attn_cp_size", "attention context parallelism", above(1), "use --attn-cp-size 1"),
     Rule("moe_dp_size", "MoE data parallelism", above(1), "use --moe-dp-size 1"),
     Rule("dwdp_size", "distributed-weight data parallelism", above(1), "use --dwdp-size 1"),
+    # Its replicas would hear of new weights at different times, and a ledger asks all ranks for theirs.
+    Rule("enable_dp_attention_local_control_broadcast", "control messages to each replica alone"),
     Rule("nnodes", "several nodes", above(1), "use --nnodes 1"),
     Rule("enable_prefill_cp", "prefill context parallelism"),
     Rule("elastic_ep_backend", "elastic expert parallelism"),
