@@ -135,6 +135,11 @@ class ImportanceOptions:
             for place in SETTINGS:
                 if place.startswith(f"{group}.") and self.at(place) != DEFAULTS[place]:
                     yield f"{name_of(place)} needs {name_of(need.place)} {need.value}"
+        if self.store.tiers and self.store.max_bytes != DEFAULTS["store.max_bytes"]:
+            yield (
+                f"{name_of('store.max_bytes')} has no effect beside {name_of('store.tiers')}: drop it, each "
+                "tier has a capacity in that file"
+            )
 
     def at(self, place: str) -> Any:
         """The value of one option.

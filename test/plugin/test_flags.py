@@ -243,6 +243,10 @@ def test_a_flag_that_moved_says_so_in_a_file_of_flags(
         ({"tiered.device_tokens": 0.5}, "--kv-device-tokens needs --kv-residency to be 'tiered'"),
         ({"trace.detail": "steps"}, "trace.detail of --kv-importance-config needs --kv-importance-trace to"),
         ({"store.max_bytes": 1 << 30}, "--kv-importance-store-bytes needs --kv-importance-store to name a"),
+        (
+            {"store.directory": "/s", "store.tiers": "/t.toml", "store.max_bytes": 1 << 30},
+            "--kv-importance-store-bytes has no effect beside --kv-importance-tiers: drop it",
+        ),
         ({"prewarm.at": "idle"}, "--kv-importance-prewarm 'idle' needs --kv-importance-ledger or"),
         ({"prewarm.at": "idle", "store.directory": "/s", "ledger.place": "off"}, "'idle' needs"),
     ],

@@ -142,6 +142,18 @@ def test_stock_sglang_with_a_store_refuses_models_that_no_test_has_run(
     assert all(f"does not support {mode}: serve a text model" in line for line in lines)
 
 
+def test_a_bound_that_bounds_nothing_is_refused(tmp_path: Path) -> None:
+    """Another backend keeps a limit of its own."""
+    store = StoreOptions(directory=str(tmp_path), max_bytes=1 << 30)
+    with pytest.raises(LaunchRefused) as refused:
+        store_launch.mount(argparse.Namespace(hicache_storage_backend="file"), ImportanceOptions(store=store))
+    (line,) = refused.value.reasons
+    assert line.startswith(
+        "--kv-importance-store-bytes has no effect beside --hicache-storage-backend file: "
+    )
+    assert "in --hicache-storage-backend-extra-config" in line
+
+
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchRefused, match="cannot be written"):

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -368,3 +369,20 @@ def test_backends_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int
         damage_every_record(file)
     assert backend.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
     assert WATCH.counters["quarantined_pages"] == 1
+
+
+@pytest.mark.parametrize(("settings", "warnings"), [({}, 1), ({"max_size": "1G"}, 0)])
+def test_a_file_backend_without_a_limit_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    warnings: int,
+) -> None:
+    """The bound of the store is not its own."""
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+    pool = make_pool("page_first")
+    make_backend(pool, tmp_path / "store", wrapped="file", wrapped_config=settings).close()
+    said = [record.getMessage() for record in caplog.records if "grow without end" in record.getMessage()]
+    assert len(said) == warnings
+    assert all("KV importance store: the backend file" in line and "extra-config" in line for line in said)

@@ -22,7 +22,7 @@ from sgl_importance.storage.tier_chain.chain import TierChain
 from sgl_importance.storage.tier_chain.kinds.backend_tier import RecordBackend
 from sgl_importance.storage.tier_chain.open_chain import OpenChain
 from sgl_importance.storage.tier_chain.tier_file import TierSpec
-from sglang_importance.storage.backend_records import open_records
+from sglang_importance.storage.backend_records import open_records, warn_of_its_limit
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, create_backend
 from sglang_importance.storage.served_chain import SERVED
@@ -130,6 +130,7 @@ class VerifiedStorage(HiCacheStorage):
             pin_memory=self.mem_pool_host.pin_memory,
         )
         self._backend = backend = create_backend(name, self._config, settings, staging)
+        warn_of_its_limit(name, backend, None)
         if is_zero_copy:
             return ZeroCopyPages(backend, names, staging)
         fixed = interface is Interface.BLOCKS

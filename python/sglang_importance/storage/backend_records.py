@@ -137,25 +137,33 @@ def open_records(
     backend = create_backend(name, config, settings, staging)
     if name == "file" and (folder := getattr(backend, "file_path", "")):
         os.makedirs(folder, exist_ok=True)  # upstream has the first rank make it, who may come later
-    _warn_of_its_limit(name, backend, capacity)
+    warn_of_its_limit(name, backend, capacity)
     if interface is Interface.ZERO_COPY:
         return StagedRecords(backend, staging)
     return ValueRecords(backend, staging.record_bytes if interface is Interface.BLOCKS else None)
 
 
-def _warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int) -> None:
-    """Upstream's file backend says whether it has one; of others nobody knows."""
+def warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int | None) -> None:
+    """Upstream's file backend says whether it has a limit; of others nobody knows.
+
+    Args:
+        capacity: bytes of the tier that lies in it; None where there are no tiers.
+    """
     evictor = getattr(backend, "_evictor", None)
     most, free = (getattr(evictor, limit, None) for limit in ("max_size_bytes", "min_free_bytes"))
     if most is None or free is None:
         return
     if not (most or free):
         logger.warning(
-            "KV importance tiers: the backend %s has no max_size that it can read and will grow without end: "
-            'give it one above the capacity of its tier, such as config = { max_size = "200G" }',
+            "KV importance %s: the backend %s has no max_size that it can read and will grow without end: "
+            "give it one %s",
+            "store" if capacity is None else "tiers",
             name,
+            """in --hicache-storage-backend-extra-config, such as '{"max_size": "200G"}'"""
+            if capacity is None
+            else 'above the capacity of its tier, such as config = { max_size = "200G" }',
         )
-    elif 0 < most < capacity:
+    elif capacity is not None and 0 < most < capacity:
         logger.warning(
             "KV importance tiers: the backend %s keeps %d bytes and its tier counts on %d: give it more, or "
             "the tier less",

@@ -12,7 +12,7 @@ import msgspec.toml
 import msgspec.yaml
 
 from sgl_importance.json_text import BadJson, decode_json
-from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.options.importance_options import DEFAULTS, ImportanceOptions, name_of
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
 from sgl_importance.storage.tier_chain.open_chain import chain_problems
@@ -118,6 +118,11 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         given = {}
     if backend is not None and (reason := _backend_refusal(backend, given, options)):
         lines.append(f"--hicache-storage-backend {backend}: {reason}, or drop --hicache-storage-backend")
+    if backend is not None and options.store.max_bytes != DEFAULTS["store.max_bytes"]:
+        lines.append(
+            f"{name_of('store.max_bytes')} has no effect beside --hicache-storage-backend {backend}: "
+            "drop it, and give that backend a limit of its own in --hicache-storage-backend-extra-config"
+        )
     if options.store.tiers:
         lines += _tier_lines(options, backend)
     if lines:
