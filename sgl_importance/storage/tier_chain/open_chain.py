@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -28,6 +29,8 @@ from sgl_importance.storage.tier_chain.tier_file import FOLDER_KINDS, ChainSpec,
 MAPPED_FILE = "slots"
 LOCK_FILE = "lock"
 FEWEST_PAGES = 2
+_OWNER = re.compile(r"tp\d+(-[a-z]+\d+)*")
+"""Such as ``tp0-pp0-cp0``, and ``tp0-pp0-cp0-dp1`` of another replica than the first."""
 
 OpenBackend = Callable[[TierSpec, int, str], RecordBackend]
 """Opens the backend of HiCache that a tier names, for records of so many bytes, of an owner who is named the
@@ -41,6 +44,11 @@ class ChainError(ImportanceError, OSError):
 def rank_folder(spec: TierSpec, owner: str) -> Path:
     """Where one rank of a server keeps its records of a tier."""
     return spec.path / owner
+
+
+def is_rank_folder(folder: Path) -> bool:
+    """Whether a folder of a tier is named after a rank; a mount point has others, as ``lost+found``."""
+    return bool(_OWNER.fullmatch(folder.name))
 
 
 def chain_problems(spec: ChainSpec) -> list[str]:

@@ -24,7 +24,7 @@ from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import read_slots
 from sgl_importance.storage.tier_chain.kinds.record_index import INDEX, read_entry
 from sgl_importance.storage.tier_chain.kinds.tier_record import check_record
-from sgl_importance.storage.tier_chain.open_chain import MAPPED_FILE
+from sgl_importance.storage.tier_chain.open_chain import MAPPED_FILE, is_rank_folder
 from sgl_importance.storage.tier_chain.tier_file import (
     FOLDER_KINDS,
     INDEX_KINDS,
@@ -197,7 +197,7 @@ def _ranks(tier: TierSpec, *, check: bool) -> Iterator[RankPages]:
         return
     folder = tier.path
     for rank in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if rank.is_dir():
+        if is_rank_folder(rank) and rank.is_dir():
             row = RankPages(tier.name, tier.kind.value, tier.capacity, rank.name)
             if tier.kind in INDEX_KINDS:
                 _count_entries(row, rank)

@@ -77,6 +77,16 @@ def test_counts_the_pages_of_each_tier(tiers: Path) -> None:
     assert sum("none" in line for line in lines) == 2
 
 
+@pytest.mark.parametrize("owner", ["tp0-pp0-cp0", "tp11-pp0-cp0-dp3"])
+def test_a_mount_point_has_folders_that_are_no_ranks(tiers: Path, owner: str) -> None:
+    for kind in ("cxl", "nvme"):
+        (tiers.parent / kind / "lost+found").mkdir()
+    (tiers.parent / "nvme" / owner / "pages").mkdir(parents=True)
+    code, rows = run(tiers, "--verify")
+    assert code == 0
+    assert [row["rank"] for row in rows] == ["", "tp0", *sorted(("tp0", owner))]
+
+
 def test_finds_damage_in_slots_and_files(tiers: Path) -> None:
     slots = tiers.parent / "cxl" / "tp0" / "slots"
     data = bytearray(slots.read_bytes())
