@@ -56,6 +56,12 @@ class TraceReader:
         self.directory = Path(directory)
         self._files = segment_files(self.directory) if files is None else files
         if not self._files:
+            if replicas := [folder.name for folder in _recordings_of_replicas(self.directory)]:
+                raise TraceError(
+                    f"no recording in {self.directory} itself, but one of each replica in "
+                    f"{', '.join(replicas)}: give one of these, or put them together with "
+                    "`sgl-importance trace merge`"
+                )
             raise TraceError(
                 f"no recording in {self.directory}: give the directory that a server wrote with "
                 "--kv-importance-trace"
@@ -220,3 +226,9 @@ def open_trace(directory: Path | str) -> TraceReader:
         TraceError: there is no recording.
     """
     return TraceReader(directory)
+
+
+def _recordings_of_replicas(directory: Path) -> list[Path]:
+    """Folders that data-parallel replicas recorded into."""
+    found = [each for each in directory.glob("dp*") if each.name[2:].isdecimal() and segment_files(each)]
+    return sorted(found, key=lambda folder: int(folder.name[2:]))

@@ -11,7 +11,9 @@ from typing import BinaryIO
 from sgl_importance.observe.trace.framing import MAGIC
 from sgl_importance.storage.private_files import FILE_MODE, make_folder
 
-SEGMENTS_PER_BUDGET = 8  # one segment is deleted when the budget is spent: an eighth of the recording
+FEWEST_SEGMENTS_PER_BUDGET = 8  # one is deleted when the budget is spent: at most an eighth of the recording
+MOST_SEGMENT_BYTES = 32 << 20
+"""A writer keeps the digests of all pages of its segment in memory."""
 _PREFIX, _SUFFIX = "segment-", ".sgltrace"
 
 
@@ -76,7 +78,8 @@ class SegmentStore:
     @property
     def is_full(self) -> bool:
         """Whether the next record belongs into a new segment."""
-        return self._file is None or self._written >= self._max_bytes // SEGMENTS_PER_BUDGET
+        most = min(self._max_bytes // FEWEST_SEGMENTS_PER_BUDGET, MOST_SEGMENT_BYTES)
+        return self._file is None or self._written >= most
 
     def open_next(self) -> int:
         """Closes the open segment and starts the next one; its number."""

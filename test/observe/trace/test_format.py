@@ -333,6 +333,27 @@ def test_no_recording_is_one_line_that_names_the_cure(tmp_path: Path) -> None:
         open_trace(tmp_path)
 
 
+def test_recordings_of_replicas_are_named_where_the_directory_above_has_none(tmp_path: Path) -> None:
+    for name in ("dp10", "dp2", "dpx"):
+        TraceWriter(tmp_path / name, make_header(), max_bytes=1 << 20).close()
+    (tmp_path / "dp3").mkdir()
+    with pytest.raises(TraceError, match=r"no recording in .* in dp2, dp10: give one of .*trace merge"):
+        open_trace(tmp_path)
+
+
+def test_segments_do_not_grow_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer keeps every page of its segment in memory."""
+    assert segments_module.MOST_SEGMENT_BYTES == 32 << 20
+    monkeypatch.setattr(segments_module, "MOST_SEGMENT_BYTES", 10_000)
+    vector = np.zeros(250, np.float32)
+    items = [(Fold(i, i, i, 1.0, True, vector, vector), None) for i in range(100)]
+    write(tmp_path, items, max_bytes=1 << 40)
+    sizes = [file.stat().st_size for file in segment_files(tmp_path)]
+    assert len(sizes) > 10
+    assert max(sizes) < 14_000
+    assert sum(isinstance(record, Fold) for record in open_trace(tmp_path)) == 100
+
+
 def test_another_version_is_named(tmp_path: Path) -> None:
     TraceWriter(tmp_path, make_header(version=9), max_bytes=1 << 20).close()
     with pytest.raises(TraceError, match="version 9, not 1"):
