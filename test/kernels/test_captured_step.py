@@ -98,11 +98,13 @@ def test_a_captured_step_replays_as_it_runs(selector: str, device: str) -> None:
 
 
 @torch.inference_mode()
-def test_a_graph_of_the_server_replays_other_requests(device: str) -> None:
-    """As upstream captures and replays it: three rows for two requests, one of which reads everything."""
+@pytest.mark.parametrize(("short", "min_context"), [(4 * PAGE - 1, 0), (9 * PAGE + 3, 10 * PAGE)])
+def test_a_graph_of_the_server_replays_other_requests(short: int, min_context: int, device: str) -> None:
+    """As upstream captures and replays it: three rows for two requests, one of which reads everything, once
+    more pages than a budget."""
     graph = CudaGraph() if device == "cuda" else CapturedStep()
-    lengths, rows = [11 * PAGE + 5, 4 * PAGE - 1], 3
-    eager, captured = (CountedStep(2, max(lengths) + STEPS, "bits", device=device) for _ in range(2))
+    lengths, rows = [11 * PAGE + 5, short], 3
+    eager, captured = (CountedStep(2, max(lengths) + STEPS, "bits", device, min_context) for _ in range(2))
     for each in (eager, captured):
         each.fill([length - 1 for length in lengths])
     backend = captured.backend
@@ -133,7 +135,7 @@ def test_a_graph_of_the_server_replays_other_requests(device: str) -> None:
     for request in captured.requests:
         mine, its = (each.selections.of(request.rid) for each in (captured, eager))
         assert (mine.candidates, mine.selected) == (its.candidates, its.selected)
-        assert mine.selected > 0
+        assert mine.selected > 0 or request.rid == "1", "the first one chooses"
 
 
 def test_no_page_is_freed_while_a_graph_runs() -> None:

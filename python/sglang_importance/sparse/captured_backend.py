@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 
+from sgl_importance.options.tiered_options import SparseOptions
+from sgl_importance.sparse.selection_rule import SelectionRule
 from sgl_importance_kernels.sparse.page_choice import MOST_PAGES
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sglang_importance.attention.source import request_table
@@ -30,7 +32,7 @@ class CapturedTieredBackend(TieredAttentionBackend):
         model_runner: whose attention it is.
         chooser: chooses the pages.
         selecting_layers: layers in which it does.
-        max_pages: budget of a context of so many tokens, as far as requests name none of their own.
+        options: how many pages rows read, as far as requests name no budget of their own.
     """
 
     def __init__(
@@ -38,10 +40,10 @@ class CapturedTieredBackend(TieredAttentionBackend):
         model_runner: ModelRunner,
         chooser: PageChooser,
         selecting_layers: Collection[int],
-        max_pages: Callable[[int], int],
+        options: SparseOptions,
     ) -> None:
         super().__init__(model_runner, chooser, selecting_layers)
-        self._max_pages = max_pages
+        self._options = options
         self._captured: CapturedSteps | None = None
         self._rids: Sequence[str] = ()
 
@@ -50,8 +52,10 @@ class CapturedTieredBackend(TieredAttentionBackend):
         most = min(MOST_PAGES, -(-request_table(self.req_to_token_pool).shape[1] // size))
         assert self._chooser is not None
         device = self.token_to_kv_pool.slots.keys.device
-        budget = self._max_pages(most * size)
-        self._captured = CapturedSteps(self._chooser, max_bs, most, budget, size, device)
+        chosen = SelectionRule(0, 0, self._options.budget, size).max_pages(most * size)
+        all_of_a_short_context = -(-self._options.min_context // size)
+        widest = max(chosen, all_of_a_short_context)
+        self._captured = CapturedSteps(self._chooser, max_bs, most, widest, size, device)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

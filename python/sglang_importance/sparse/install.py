@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel, get_schedule
 from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
-from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS, SelectionRule
+from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
@@ -60,8 +60,7 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
         if emits:
             return EmittingTieredBackend(model_runner, options, chooser, selecting)
         if chooser is not None and chooser.can_capture and len(selecting) == _pool_of(model_runner).layer_num:
-            budget = SelectionRule(0, 0, options.sparse.budget, model_runner.page_size)
-            return CapturedTieredBackend(model_runner, chooser, selecting, budget.max_pages)
+            return CapturedTieredBackend(model_runner, chooser, selecting, options.sparse)
         return TieredAttentionBackend(model_runner, chooser, selecting)
 
     register_attention_backend("torch_native")(partial(create_backend, emits=options.source != NONE))

@@ -13,7 +13,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape, plan_device
-from sgl_importance.sparse.selection_rule import SelectionRule
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_lab.selectors.registry import ready_selector
@@ -43,9 +42,12 @@ class CountedStep:
         context: tokens of each, with the one of the step.
         selector: as ``--kv-sparse-selector``.
         device: where slots and tables are.
+        min_context: tokens of a context below which all of it is read.
     """
 
-    def __init__(self, batch: int, context: int, selector: str, device: str = "cpu") -> None:
+    def __init__(
+        self, batch: int, context: int, selector: str, device: str = "cpu", min_context: int = 0
+    ) -> None:
         per_request = -(-(context + 4) // PAGE)
         pool_tokens = (batch * per_request + 1) * PAGE
         self.batch, self.context, self.device = batch, context, device
@@ -66,7 +68,7 @@ class CountedStep:
                 "tiered.residency": "tiered",
                 "sparse.selector": selector,
                 "sparse.budget": float(BUDGET),
-                "sparse.min_context": 0,
+                "sparse.min_context": min_context,
             }
         )
         shape = KvShape(layers=LAYERS, kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, item_bytes=4)
@@ -98,8 +100,7 @@ class CountedStep:
             req_to_token_pool=table,
             token_to_kv_pool=self.pool,
         )
-        budget = SelectionRule(0, 0, BUDGET, PAGE)
-        self.backend = CapturedTieredBackend(runner, chooser, range(LAYERS), budget.max_pages)  # type: ignore[arg-type]
+        self.backend = CapturedTieredBackend(runner, chooser, range(LAYERS), options.sparse)  # type: ignore[arg-type]
         self.requests = [SimpleNamespace(rid=str(at), origin_input_ids=[0] * 8) for at in range(batch)]
         for request in self.requests:
             self.selections.open(request, reads_all=False, budget=None)  # type: ignore[arg-type]
