@@ -42,10 +42,13 @@ class KeyStatistics:
         variances: of keys around the mean of their page.
         energies: mean squares of the queries of the KV head's group, each query counting by the largest share
             of its attention that one page has which it does not read anyway.
+        turns_halves: whether positions rotate each channel into the one half the head away, as rotary
+            embeddings of whole heads in NeoX's order do.
     """
 
     variances: torch.Tensor
     energies: torch.Tensor
+    turns_halves: bool = True
 
     @classmethod
     def of(cls, keys: torch.Tensor, queries: torch.Tensor, page_size: int) -> KeyStatistics:
@@ -118,14 +121,16 @@ class BitTables:
 
         Each bit goes where it takes most from the error of products: variance within a page times the energy
         of queries times what the bit takes from the distortion. Two channels that a rotation turns into each
-        other count as their mean.
+        other count as their mean, where that is known (``turns_halves``).
 
         Args:
             statistics: of the model.
             bits: of all channels of a token together, as a mean over layers; these have whole bytes, so
                 that up to a byte in all is left.
         """
-        variances, energies = map(_paired, (statistics.variances, statistics.energies))
+        variances, energies = statistics.variances, statistics.energies
+        if statistics.turns_halves:
+            variances, energies = _paired(variances), _paired(energies)
         layers, _, dim = variances.shape
         taken = -torch.tensor(DISTORTIONS, device=variances.device).diff()
         # Each bit of a channel takes less than the one before it: the best ones are its first.

@@ -123,12 +123,14 @@ def test_bits_are_given_out_and_lie_apart(seed: int, bits: int) -> None:
         assert sorted(taken) == list(range(int(widths.sum())))
 
 
-def test_bits_go_where_they_take_most_from_the_error() -> None:
+@pytest.mark.parametrize("turns_halves", [True, False])
+def test_bits_go_where_they_take_most_from_the_error(turns_halves: bool) -> None:
+    """Of each channel alone, where positions turn no half of the head into the other."""
     keys, queries = drawn(3, 8)
-    statistics = KeyStatistics.of(keys.flatten(1, 2), queries, 8)
+    statistics = replace(KeyStatistics.of(keys.flatten(1, 2), queries, 8), turns_halves=turns_halves)
     tables = BitTables.allotted(statistics, 48)
     variances, energies = (
-        each.unflatten(2, (2, -1)).mean(2).repeat(1, 1, 2)
+        each.unflatten(2, (2, -1)).mean(2).repeat(1, 1, 2) if turns_halves else each
         for each in (statistics.variances, statistics.energies)
     )
     weights = (variances * energies)[0, 0]

@@ -46,12 +46,13 @@ class _ObservedAttention:
         )
         return outputs[0].transpose(0, 1).reshape(len(queries), -1)
 
-    def statistics(self) -> KeyStatistics:
+    def statistics(self, *, turns_halves: bool) -> KeyStatistics:
         """Of all layers, in their order."""
         of_layers = [self._of_layers[layer] for layer in sorted(self._of_layers)]
         return KeyStatistics(
             variances=torch.cat([each.variances for each in of_layers]),
             energies=torch.cat([each.energies for each in of_layers]),
+            turns_halves=turns_halves,
         )
 
 
@@ -87,4 +88,13 @@ def key_statistics(model: torch.nn.Module, *, vocabulary: int, page_size: int, d
     observed = _ObservedAttention(page_size)
     with forward_context(ForwardContext(attn_backend=observed)):  # type: ignore[arg-type]  # what layers call
         model(tokens, positions, batch)
-    return observed.statistics()
+    return observed.statistics(turns_halves=turns_halves(model))
+
+
+def turns_halves(model: torch.nn.Module) -> bool:
+    """Whether the model rotates whole heads, each channel into the one half the head away."""
+    rotations = [module for module in model.modules() if hasattr(module, "rotary_dim")]
+    # One without a style, which has a cache of its own for long contexts, is NeoX's.
+    return bool(rotations) and all(
+        each.rotary_dim == each.head_size and getattr(each, "is_neox_style", True) for each in rotations
+    )
