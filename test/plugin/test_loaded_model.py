@@ -42,10 +42,12 @@ def _context(
         "is_encoder_decoder": False,
         "is_multimodal": False,
         "is_generation": True,
+        "linear_attn_registry_result": None,
         "hf_config": Lfm2Config(),
+        "is_hybrid_swa": changes.get("is_hybrid_swa", False),
     }
     context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "full_tokens_per_layer": None}
-    config.update({name: changes.pop(name) for name in list(changes) if name in config})
+    config.update({name: changes.pop(name) for name in list(changes) if name in {*config} - {*context}})
     layer = _attention_layer(
         sliding_window_size=sliding_window, logit_cap=logit_cap, temperature_len=temperature_len
     )
@@ -170,9 +172,26 @@ def test_a_checkpoint_may_quantize_the_cache_itself() -> None:
 )
 def test_the_config_alone_refuses_before_weights_are_loaded(changes: dict[str, Any], kind: str) -> None:
     config = _context(**{"hf_config": LlamaConfig(), **changes}).model_config
-    config.linear_attn_registry_result = None
     (line,) = config_refusals(config, IMPORTANCE)
     assert kind in line
     plain = _context(hf_config=LlamaConfig()).model_config
-    plain.linear_attn_registry_result = None
     assert config_refusals(plain, IMPORTANCE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        (LATENT, "multi-head latent attention"),
+        ({"is_hybrid_swa": True}, "sliding-window layers"),
+        ({"hf_config": Qwen3NextConfig()}, "linear attention"),
+    ],
+)
+def test_no_pool_of_pages_is_begun_for_other_kv(changes: dict[str, Any], kind: str) -> None:
+    config = _context(**{"hf_config": LlamaConfig(), **changes}).model_config
+    tiered = ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
+    assert config_refusals(config, tiered) == [
+        f"--kv-residency tiered does not support {kind}: use --kv-residency full"
+    ]
+    (line,) = config_refusals(config, ImportanceOptions(policy="observe", source="qk_probe"))
+    assert f"--kv-importance-source qk_probe with {kind}: use --kv-importance-source none" in line
+    assert config_refusals(config, IMPORTANCE) == []

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.placement_options import StoreOptions
-from sgl_importance.options.tiered_options import TieredOptions
+from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
+from sglang_importance.launch.modes.tiered_pages import warn_of_dummy_weights
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
 from sglang_importance.sparse.install import HOOKS, _tiered_pool
+from sglang_importance.sparse.selector_calibration import turns_halves
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 from sglang_importance.storage.store_launch import TIERED_STAGING_RATIO, mount, store_refusals
 from sglang_importance.upstream.hooks import install_hooks
@@ -44,6 +47,7 @@ def test_tiered_pages_need_the_policy(policy: str) -> None:
     ("changes", "cure"),
     [
         ({"page_size": 1}, "use --page-size 16"),
+        ({"startup_weight_load_mode": "overlap"}, "use --startup-weight-load-mode serial"),
         ({"prefill_attention_backend": "fa3"}, "drop --prefill-attention-backend"),
         (
             {"enable_hierarchical_cache": True},
@@ -90,6 +94,23 @@ def test_no_pool_is_built_of_the_quantized_kv_that_a_checkpoint_asks_for(dtype: 
     assert line == (
         "--kv-residency tiered does not support a checkpoint's quantized KV cache: use --kv-residency full"
     )
+
+
+@pytest.mark.parametrize(
+    ("rotations", "turns"),
+    [
+        ([{}], True),
+        ([{"partial_rotary_factor": 0.5}], False),  # GLM-4, Phi
+        ([{"is_neox_style": False}], False),  # Cohere
+        ([{}, {"is_neox_style": False}], False),
+        ([], False),
+    ],
+)
+def test_channels_share_bits_where_positions_turn_halves_of_a_head(
+    rotations: list[dict[str, Any]], turns: bool
+) -> None:
+    model = torch.nn.ModuleList(get_rope(16, 16, 64, 10000, **rotation) for rotation in rotations)
+    assert turns_halves(model) is turns
 
 
 def test_no_pool_is_built_of_keys_and_values_of_different_sizes() -> None:
@@ -160,6 +181,23 @@ def test_what_is_not_named_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
     select_cache(named, TIERED)
     assert named.page_size == 32
     assert caplog.messages == [line]
+
+
+def test_weights_that_bits_is_not_calibrated_by_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    bits = replace(TIERED, sparse=SparseOptions(selector="bits"))
+    warn_of_dummy_weights(args(load_format="dummy"), TIERED)
+    warn_of_dummy_weights(args(), bits)
+    assert caplog.messages == []
+    warn_of_dummy_weights(args(load_format="dummy"), bits)
+    (line,) = caplog.messages
+    assert "--kv-sparse-selector bits is calibrated by the random weights of --load-format dummy" in line
+
+
+def test_a_field_that_another_release_lacks_refuses_nothing() -> None:
+    given = args(page_size=16)
+    fields = {field: getattr(given, field) for field in given.__struct_fields__}
+    fields.pop("startup_weight_load_mode")
+    assert refusals(SimpleNamespace(**fields), TIERED) == []
 
 
 def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> None:

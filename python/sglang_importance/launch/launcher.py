@@ -23,7 +23,7 @@ from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes.arguments import check_modes
 from sglang_importance.launch.modes.loaded_model import config_refusals
-from sglang_importance.launch.modes.tiered_pages import page_list_refusals
+from sglang_importance.launch.modes.tiered_pages import page_list_refusals, warn_of_dummy_weights
 from sglang_importance.launch.preflight import check_control, check_inputs, check_recording
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
@@ -65,6 +65,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
     if options.store.directory:
         mount(args, options)
     select_cache(args, options)
+    warn_of_dummy_weights(args, options)
     install_hooks({LAUNCH_TARGET: (_around_launch, HookType.AROUND), **STATE_PAGES})
 
 

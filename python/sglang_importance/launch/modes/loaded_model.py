@@ -24,8 +24,11 @@ def config_refusals(config: ModelConfig, options: ImportanceOptions) -> list[str
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
     from sglang.srt.configs.model_config import is_deepseek_dsa
 
-    has_states = mambaish_config(config) is not None and hybrid_gdn_config(config) is None
-    return _refused_kinds(config, options, has_states=has_states, is_dsa=is_deepseek_dsa(config.hf_config))
+    is_linear = hybrid_gdn_config(config) is not None
+    has_states = mambaish_config(config) is not None and not is_linear
+    lines = _refused_kinds(config, options, has_states=has_states, is_dsa=is_deepseek_dsa(config.hf_config))
+    kind = _kind(config, is_linear=is_linear, has_windows=config.is_hybrid_swa)
+    return lines or list(_one_pool_refusals(kind, options))
 
 
 def _refused_kinds(
@@ -72,31 +75,46 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
         yield refused(options.policy, what, f"use {name_of('source')} {NONE}")
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
     residency = name_of("tiered.residency")
-    if ctx.is_hybrid_ssm:
-        model = "linear attention"
-        if arguments.disaggregation_mode != "null":
-            what = f"--disaggregation-mode {arguments.disaggregation_mode} with {model}"
-            yield refused(options.policy, what, "drop --disaggregation-mode")
-    elif ctx.model_config.attention_arch.name == "MLA":
-        model = "multi-head latent attention"
-    elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):
-        model = "sliding-window layers"
-    else:
-        if options.is_tiered and _changes_logits(ctx.tp_worker.model_runner.model):
+    loaded = ctx.tp_worker.model_runner.model
+    kind = _kind(
+        ctx.model_config, is_linear=ctx.is_hybrid_ssm, has_windows=ctx.is_hybrid_swa or _has_window(loaded)
+    )
+    if kind is None:
+        if options.is_tiered and _changes_logits(loaded):
             what = "logits with a soft cap or a temperature by length"
             yield f"{residency} tiered does not support {what}: use {residency} full"
         return
-    if options.is_tiered:
-        yield f"{residency} tiered does not support {model}: use {residency} full"
-    if options.source in UNPROVEN:
-        what = f"{name_of('source')} {options.source} with {model}"
-        yield refused(options.policy, what, f"use {name_of('source')} none")
+    if ctx.is_hybrid_ssm and arguments.disaggregation_mode != "null":
+        what = f"--disaggregation-mode {arguments.disaggregation_mode} with {kind}"
+        yield refused(options.policy, what, "drop --disaggregation-mode")
+    yield from _one_pool_refusals(kind, options)
     algorithm = arguments.speculative_algorithm
     if algorithm is not None and arguments.device == "cpu":
         # Drafts are verified in torch there (cpu/verified_drafts.py), over plain keys of the whole sequence,
         # and no state of linear attention is taken back where they are wrong.
-        what = f"--speculative-algorithm {algorithm} with {model} on a CPU"
+        what = f"--speculative-algorithm {algorithm} with {kind} on a CPU"
         yield refused(options.policy, what, "drop --speculative-algorithm")
+
+
+def _kind(config: ModelConfig, *, is_linear: bool, has_windows: bool) -> str | None:
+    """What a model has beside one pool of keys and values, in layers that see the whole sequence."""
+    if is_linear:
+        return "linear attention"
+    if config.attention_arch.name == "MLA":
+        return "multi-head latent attention"
+    return "sliding-window layers" if has_windows else None
+
+
+def _one_pool_refusals(kind: str | None, options: ImportanceOptions) -> Iterator[str]:
+    """Parts of ours that want that pool alone, beside a model of ``kind``."""
+    if kind is None:
+        return
+    if options.is_tiered:
+        residency = name_of("tiered.residency")
+        yield f"{residency} tiered does not support {kind}: use {residency} full"
+    if options.source in UNPROVEN:
+        what = f"{name_of('source')} {options.source} with {kind}"
+        yield refused(options.policy, what, f"use {name_of('source')} none")
 
 
 def _has_window(model: torch.nn.Module) -> bool:

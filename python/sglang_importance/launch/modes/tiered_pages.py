@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE
 from sglang_importance.launch.modes.rule import Rule, above, outside, refused, unscored_modes
 from sglang_importance.upstream.server_options import attention_backends
+
+logger = logging.getLogger(__name__)
 
 _PAGE_LIST_RULES: tuple[Rule, ...] = (
     Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
@@ -20,10 +23,32 @@ _TIERED_RULES: tuple[Rule, ...] = (
     Rule("enable_lora", "LoRA"),
     Rule("lora_paths", "LoRA"),
     Rule("page_size", "pages of one token", lambda size: size == 1, "use --page-size 16"),
+    # Selectors are calibrated by the model's weights, before these come.
+    Rule(
+        "startup_weight_load_mode",
+        "weights that come last",
+        lambda mode: mode == "overlap",
+        "use --startup-weight-load-mode serial",
+    ),
     Rule("attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
     Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
     Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
 )
+
+
+def warn_of_dummy_weights(args: Any, options: ImportanceOptions) -> None:
+    """``bits`` is calibrated once, at the start, whatever weights a request brings later.
+
+    Args:
+        args: sglang's arguments as typed.
+        options: what the operator chose.
+    """
+    if options.sparse.selector == "bits" and getattr(args, "load_format", None) == "dummy":
+        logger.warning(
+            "KV importance: %s bits is calibrated by the random weights of --load-format dummy: weights that "
+            "come later are served with worse choices. Start with the weights that you serve",
+            name_of("sparse.selector"),
+        )
 
 
 def tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
