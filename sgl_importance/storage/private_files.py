@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FILE_MODE = 0o600
@@ -22,6 +25,22 @@ def make_folder(folder: Path) -> None:
             raise
         make_folder(folder.parent)
         folder.mkdir(FOLDER_MODE, exist_ok=True)
+
+
+@contextmanager
+def publishing(unfinished: str | Path, path: str | Path) -> Iterator[None]:
+    """What the block writes to ``unfinished`` becomes ``path`` at its end; where it fails, nothing is left.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    try:
+        yield
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
 
 
 def try_writing(folder: Path) -> None:

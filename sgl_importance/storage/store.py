@@ -28,7 +28,7 @@ from sgl_importance.storage.page_record import (
     page_digest,
 )
 from sgl_importance.storage.pages import UNREADABLE, PageByPage
-from sgl_importance.storage.private_files import FILE_MODE, make_folder, try_writing
+from sgl_importance.storage.private_files import FILE_MODE, make_folder, publishing, try_writing
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store_counters import StoreCounters
 
@@ -150,7 +150,7 @@ class PageStore(PageByPage):
             file = os.open(unfinished, flags, FILE_MODE)
             if folder in self._facts:
                 describe_identity(Path(folder), self._facts[folder])
-        try:
+        with publishing(unfinished, path):
             try:
                 written = os.writev(file, [header, body.data])
                 while written < len(header) + body.nbytes:
@@ -160,11 +160,6 @@ class PageStore(PageByPage):
                 os.utime(file, ns=(mtime_ns, mtime_ns))
             finally:
                 os.close(file)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
         for depth, key in enumerate(keys):
@@ -192,8 +187,8 @@ def describe_identity(folder: Path, facts: str) -> None:
     with suppress(OSError):
         make_folder(folder)
         unfinished = folder / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
-        unfinished.write_text(facts + "\n")
-        unfinished.replace(folder / IDENTITY_FILE)
+        with publishing(unfinished, folder / IDENTITY_FILE):
+            unfinished.write_text(facts + "\n")
 
 
 def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:

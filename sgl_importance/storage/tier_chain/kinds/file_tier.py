@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, scan
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
-from sgl_importance.storage.private_files import FILE_MODE, make_folder
+from sgl_importance.storage.private_files import FILE_MODE, make_folder, publishing
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import describe_identity, set_aside
 from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
@@ -71,16 +71,11 @@ class FileTier(StorageTier):
         except FileNotFoundError:
             make_folder(Path(path).parent)
             file = self._create(unfinished)
-        try:
+        with publishing(unfinished, path):
             try:
                 self._write(file, record)
             finally:
                 os.close(file)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
 
     def _create(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sgl_importance.storage.page_record import HEADER_BYTES, decode_header
-from sgl_importance.storage.private_files import make_folder
+from sgl_importance.storage.private_files import make_folder, publishing
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     LINK_BYTES,
     Bytes,
@@ -61,17 +60,12 @@ class RecordIndex:
         """Takes in the entry of a record, in place of an earlier one of its name."""
         path = self._path(name)
         unfinished = path.with_name(f"{uuid.uuid4().hex}{_UNFINISHED}")
-        try:
+        with publishing(unfinished, path):
             try:
                 unfinished.write_bytes(data)
             except FileNotFoundError:
                 make_folder(path.parent)
                 unfinished.write_bytes(data)
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
 
     def remove(self, name: PageName) -> None:
         """The record is gone; one that has no entry has none already."""
@@ -129,6 +123,6 @@ def _own_id(path: Path) -> str:
             return known
     name = f"{_ID_START}{uuid.uuid4().hex}"
     unfinished = path.with_suffix(_UNFINISHED)
-    unfinished.write_text(name, encoding="ascii")
-    os.replace(unfinished, path)
+    with publishing(unfinished, path):
+        unfinished.write_text(name, encoding="ascii")
     return name
