@@ -16,7 +16,6 @@ import numpy as np
 
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.late_call import LateCall
-from sgl_importance.storage.look import Look
 from sgl_importance.storage.page_record import MissReason, PageMiss
 from sgl_importance.storage.pages import Page, StoredPages
 from sgl_importance.storage.recent_uses import RecentUses
@@ -98,7 +97,7 @@ class PageTransfer:
         return found
 
     def _look(self, identity: bytes, keys: Sequence[str]) -> int | PageMiss:
-        look = Look(self.pages, identity, keys)
+        look = _Look(self.pages, identity, keys)
         self._lookers.submit(look)
         try:
             return look.answer.get(timeout=self._timeout)
@@ -199,11 +198,11 @@ class PageTransfer:
             for start in range(0, len(keys), self._run_pages):
                 run_keys = keys[start : start + self._run_pages]
                 run = WriteRun(
-                    self.pages,
-                    self.counters,
-                    identity,
-                    run_keys,
-                    [self.stage() for _ in run_keys],
+                    pages=self.pages,
+                    counters=self.counters,
+                    identity=identity,
+                    keys=run_keys,
+                    bodies=[self.stage() for _ in run_keys],
                     start=start,
                     before=keys[start - 1] if start else prefix[-1] if prefix else None,
                     depth=len(prefix) + start,
@@ -256,6 +255,29 @@ class PageTransfer:
                 call()
 
         self._leisure.submit(silent)
+
+
+class _Look:
+    """How many of the first keys are there; behind a disk that hangs, what nobody waits for keeps no keys."""
+
+    def __init__(self, pages: StoredPages, identity: bytes, keys: Sequence[str]) -> None:
+        self.answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
+        self._pages = pages
+        self._identity = identity
+        self._keys: Sequence[str] | None = keys
+
+    def abandon(self) -> None:
+        self._keys = None
+
+    def __call__(self) -> None:
+        keys = self._keys  # read once: it may be abandoned meanwhile
+        if keys is None:
+            self.answer.put(0)
+            return
+        try:
+            self.answer.put(self._pages.count_present(self._identity, keys))
+        except Exception:
+            self.answer.put(PageMiss(MissReason.IO))
 
 
 class _ReadRun:

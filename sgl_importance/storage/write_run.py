@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from sgl_importance.storage.pages import Page, StoredPages, write_reason
 from sgl_importance.storage.store_counters import StoreCounters
 
 
+@dataclass(kw_only=True, eq=False)
 class WriteRun:
     """Neighbouring pages that one worker writes; whoever waits for them may give up.
 
-    Args:
+    Attributes:
         pages: where they go.
         counters: counts what is written and what is not.
         identity: digest of the model.
@@ -22,33 +24,25 @@ class WriteRun:
         before: key of the page in front of the first; None at the start of a sequence.
         depth: pages in front of the first.
         moment: when the sequence is used, in ns.
+        stored: which of them are, once the run is finished.
+        finished: has something in it from then on.
     """
 
-    def __init__(
-        self,
-        pages: StoredPages,
-        counters: StoreCounters,
-        identity: bytes,
-        keys: Sequence[str],
-        bodies: list[Page],
-        *,
-        start: int,
-        before: str | None,
-        depth: int,
-        moment: int,
-    ) -> None:
-        assert keys
-        self.keys = keys
-        self.start = start
-        self.bodies = bodies
-        self.stored = [False] * len(keys)
-        self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._pages = pages
-        self._counters = counters
-        self._identity = identity
-        self._before = before
-        self._depth = depth
-        self._moment = moment
+    pages: StoredPages
+    counters: StoreCounters
+    identity: bytes
+    keys: Sequence[str]
+    bodies: list[Page]
+    start: int
+    before: str | None
+    depth: int
+    moment: int
+    stored: list[bool] = field(init=False)
+    finished: queue.SimpleQueue[None] = field(init=False, default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        assert self.keys
+        self.stored = [False] * len(self.keys)
 
     def abandon(self) -> None:
         """Lets go of the pages, which are not written any more unless that has begun.
@@ -63,22 +57,22 @@ class WriteRun:
             self.finished.put(None)
             return
         try:
-            outcomes = self._pages.write_run(
-                self._identity,
+            outcomes = self.pages.write_run(
+                self.identity,
                 self.keys,
                 bodies,
-                before=self._before,
-                depth=self._depth,
-                moment=self._moment,
+                before=self.before,
+                depth=self.depth,
+                moment=self.moment,
             )
         except Exception as error:
             outcomes = [error] * len(self.keys)
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, Exception):
-                self._counters.add("unwritten_pages", write_reason(outcome))
+                self.counters.add("unwritten_pages", write_reason(outcome))
                 continue
             self.stored[index] = True
             if outcome:
-                self._counters.add("written_pages")
-                self._counters.add("written_bytes", amount=bodies[index].nbytes)
+                self.counters.add("written_pages")
+                self.counters.add("written_bytes", amount=bodies[index].nbytes)
         self.finished.put(None)
