@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
 import numpy as np
 
-from sgl_importance.storage.page_record import MissReason
 from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
     Bytes,
-    Listed,
     PageName,
     make_record,
     record_bytes,
@@ -123,51 +121,30 @@ def measure_reads(
     return FetchCost(bytes_per_second=into.nbytes / max(median(took), 1e-9))
 
 
-class InjectedTier(StorageTier):
-    """A tier that answers later, to stand for what the machine lacks.
+def inject_delay(
+    tier: StorageTier,
+    *,
+    seconds: float,
+    bytes_per_second: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Makes a tier answer later, to stand for what the machine lacks, and say so.
 
     Args:
         seconds: added to each access.
         bytes_per_second: most that it moves; inf for no limit.
     """
+    cost = FetchCost(bytes_per_second, seconds)
 
-    def __init__(
-        self,
-        tier: StorageTier,
-        *,
-        seconds: float,
-        bytes_per_second: float,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._tier = tier
-        self._cost = FetchCost(bytes_per_second, seconds)
-        self._sleep = sleep
-        self.makes_room = tier.makes_room
-        added = f"+{self._cost.describe()} injected"
-        self.note = f"{tier.note}; {added}" if tier.note else added
+    def delayed(access: Callable[..., None]) -> Callable[..., None]:
+        def later(name: PageName, record: Bytes) -> None:
+            sleep(cost.seconds(record.nbytes))
+            access(name, record)
 
-    def put(self, name: PageName, record: Bytes) -> None:
-        self._sleep(self._cost.seconds(record.nbytes))
-        self._tier.put(name, record)
+        return later
 
-    def get(self, name: PageName, record: Bytes) -> None:
-        self._sleep(self._cost.seconds(record.nbytes))
-        self._tier.get(name, record)
-
-    def delete(self, name: PageName) -> None:
-        self._tier.delete(name)
-
-    def contains(self, name: PageName) -> bool:
-        return self._tier.contains(name)
-
-    def records(self) -> Iterator[Listed]:
-        return self._tier.records()
-
-    def set_aside(self, name: PageName, reason: MissReason) -> bool:
-        return self._tier.set_aside(name, reason)
-
-    def describe(self, identity: bytes, facts: str) -> None:
-        self._tier.describe(identity, facts)
-
-    def close(self) -> None:
-        self._tier.close()
+    # mypy has no way to say that one object gets another method.
+    tier.put = delayed(tier.put)  # type: ignore[method-assign]
+    tier.get = delayed(tier.get)  # type: ignore[method-assign]
+    added = f"+{cost.describe()} injected"
+    tier.note = f"{tier.note}; {added}" if tier.note else added

@@ -20,7 +20,7 @@ from sgl_importance.storage.tier_chain.kinds.mooncake_tier import MooncakeTier, 
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import record_bytes
-from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, FetchCost, InjectedTier, measure_reads
+from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, FetchCost, inject_delay, measure_reads
 from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.ranking import Ranking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
@@ -194,9 +194,7 @@ def open_tier(spec: TierSpec, owner: str, size: int, pages: int, open_backend: O
         case TierKind.HBM:
             raise ChainError(f"tier {spec.name}: hbm is sglang's own; take it out, it is for replays")
     if spec.is_injected:
-        tier = InjectedTier(
-            tier, seconds=spec.injected_seconds, bytes_per_second=spec.injected_bytes_per_second
-        )
+        inject_delay(tier, seconds=spec.injected_seconds, bytes_per_second=spec.injected_bytes_per_second)
     return tier
 
 

@@ -28,7 +28,7 @@ from sgl_importance.storage.tier_chain.kinds.tier_record import (
     make_record,
     record_bytes,
 )
-from sgl_importance.storage.tier_chain.measure import InjectedTier, measure_reads
+from sgl_importance.storage.tier_chain.measure import inject_delay, measure_reads
 
 from support.mooncake_store import StandInStore
 from support.record_backend import FolderBackend
@@ -205,7 +205,8 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_injected_time_is_waited_for_and_said() -> None:
     slept: list[float] = []
-    tier = InjectedTier(DramTier(), seconds=0.5, bytes_per_second=SIZE * 4.0, sleep=slept.append)
+    tier = DramTier()
+    inject_delay(tier, seconds=0.5, bytes_per_second=SIZE * 4.0, sleep=slept.append)
     tier.put(name_of(1), record_of(1))
     assert (read(tier, 1) == page_of(1)).all()
     assert slept == [0.75, 0.75]
