@@ -1,14 +1,14 @@
-"""Page scores of a sequence's last tokens in eager torch: the reference's numbers without its matrices.
+"""Page scores of a sequence's last tokens on a CPU: the reference's numbers without its matrices.
 
 The reference materialises full masks and scores one layer at a time. Here the queries are consecutive and
 end with the sequence, so only the last few columns need a mask, pages are a reshape of padded keys, and
-queries go in blocks that bound the memory of long contexts. On a CPU the sums over pages are compiled.
+queries go in blocks that bound the memory of long contexts. The sums over pages are compiled: a pass of eager
+torch per quantity and the calls themselves cost more than they do.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sgl_importance_kernels import compiled
 from sgl_importance_kernels.page_rows import EMPTY_BODY
 
 
-class PageSums(Protocol):
+class PageSums:
     """Mass and peak of pages over all query tokens, and the body of each; all float32.
 
     Args:
@@ -27,7 +27,10 @@ class PageSums(Protocol):
         body_start: first token of the body.
     """
 
-    def __init__(self, *, num_q: int, num_pages: int, page_size: int, body_start: int) -> None: ...
+    def __init__(self, *, num_q: int, num_pages: int, page_size: int, body_start: int) -> None:
+        self._page_size, self._body_start = page_size, body_start
+        sums = np.zeros((2 + num_q, num_pages), dtype=np.float32)
+        self._mass, self._peak, self._body = sums[0], sums[1], sums[2:]
 
     def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
         """Adds one layer of some query tokens.
@@ -37,56 +40,6 @@ class PageSums(Protocol):
             first_token: number of the first of these tokens.
             first_body_end: first column behind its body; each next token's is one further.
         """
-
-    def normalised(self, num_layers: int) -> torch.Tensor:
-        """Means over layers, normalised bodies: mass, body mass and peak; float32 [3, num_pages]."""
-
-
-class EagerPageSums:
-    """``PageSums`` in torch, on any device."""
-
-    def __init__(
-        self, *, num_q: int, num_pages: int, page_size: int, body_start: int, device: torch.device | str
-    ) -> None:
-        self._num_pages, self._page_size, self._body_start = num_pages, page_size, body_start
-        self._mass = torch.zeros(num_pages, device=device)
-        self._peak = torch.zeros(num_pages, device=device)
-        self._body = torch.zeros(num_q, num_pages, device=device)
-
-    def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
-        per_head = self._pages_of(probabilities)
-        self._mass += per_head.sum(dim=1).mean(dim=0)
-        self._peak = torch.maximum(self._peak, per_head.amax(dim=(0, 1)))
-
-        _, num_tokens, num_columns = probabilities.shape
-        column = torch.arange(num_columns, device=probabilities.device)
-        body_end = first_body_end + torch.arange(num_tokens, device=probabilities.device)
-        outside = (column < self._body_start) | (column >= body_end[:, None])
-        body = self._pages_of(probabilities.mean(dim=0).masked_fill_(outside, 0.0))
-        self._body[first_token : first_token + num_tokens] += body
-
-    def normalised(self, num_layers: int) -> torch.Tensor:
-        body = self._body / num_layers
-        total = body.sum(dim=-1, keepdim=True)
-        body = torch.where(total > EMPTY_BODY, body / total, torch.zeros_like(body))
-        return torch.stack((self._mass / num_layers, body.sum(dim=0), self._peak))
-
-    def _pages_of(self, token_values: torch.Tensor) -> torch.Tensor:
-        if self._page_size == 1:
-            return token_values
-        by_page: torch.Tensor = token_values.unflatten(-1, (self._num_pages, self._page_size))
-        return by_page.sum(dim=-1)
-
-
-class CompiledPageSums:
-    """On a CPU, where a pass of eager torch per quantity and the calls themselves cost more than the sums."""
-
-    def __init__(self, *, num_q: int, num_pages: int, page_size: int, body_start: int) -> None:
-        self._page_size, self._body_start = page_size, body_start
-        sums = np.zeros((2 + num_q, num_pages), dtype=np.float32)
-        self._mass, self._peak, self._body = sums[0], sums[1], sums[2:]
-
-    def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
         body = self._body[first_token : first_token + probabilities.shape[1]]
         compiled.add_probabilities(
             probabilities.numpy(),
@@ -140,6 +93,7 @@ class CompiledPageSums:
         )
 
     def normalised(self, num_layers: int) -> torch.Tensor:
+        """Means over layers, normalised bodies: mass, body mass and peak; float32 [3, num_pages]."""
         return torch.from_numpy(
             compiled.normalised(self._mass, self._peak, self._body, num_layers, EMPTY_BODY)
         )
@@ -164,8 +118,6 @@ class PageScoreAccumulator:
         page_size: tokens per page.
         sink_tokens: first tokens of the sequence outside the body.
         local_tokens: last tokens seen by a query token, itself included, outside the body.
-        device: where queries and keys are.
-        compiled: whether one compiled pass sums the pages, which only a CPU can; None: wherever it can.
     """
 
     def __init__(
@@ -176,8 +128,6 @@ class PageScoreAccumulator:
         page_size: int,
         sink_tokens: int,
         local_tokens: int,
-        device: torch.device | str = "cpu",
-        compiled: bool | None = None,
     ) -> None:
         assert 0 < num_q <= seq_len, (num_q, seq_len)
         self.seq_len = seq_len
@@ -187,13 +137,9 @@ class PageScoreAccumulator:
         self.num_layers = 0
         self._first_hidden = seq_len - num_q + 1
         self._local_tokens = local_tokens
-        shape = {"num_q": num_q, "num_pages": self.num_pages, "page_size": page_size}
-        self._compiled: CompiledPageSums | None = None
-        self._sums: PageSums
-        if torch.device(device).type == "cpu" if compiled is None else compiled:
-            self._sums = self._compiled = CompiledPageSums(**shape, body_start=sink_tokens)
-        else:
-            self._sums = EagerPageSums(**shape, body_start=sink_tokens, device=device)
+        self._sums = PageSums(
+            num_q=num_q, num_pages=self.num_pages, page_size=page_size, body_start=sink_tokens
+        )
 
     @property
     def padded_len(self) -> int:
@@ -226,8 +172,8 @@ class PageScoreAccumulator:
         assert num_q == self.num_q, (num_q, self.num_q)
         assert locations.shape == (self.padded_len,), (locations.shape, self.padded_len)
         self.num_layers += 1
-        if self._compiled is not None and self._is_small(q) and q.dtype == keys.dtype == torch.float32:
-            self._compiled.add_queries(
+        if self._is_small(q) and q.dtype == keys.dtype == torch.float32:
+            self._sums.add_queries(
                 q,
                 keys,
                 locations[: self.seq_len],
@@ -239,7 +185,7 @@ class PageScoreAccumulator:
             return
         # Query heads that share a KV head lie side by side: [kv head, group, token, dim].
         grouped = (q.float() * scale).view(num_q, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-        # On a CPU four times as fast as indexing.
+        # Four times as fast as indexing.
         columns = keys.index_select(0, locations).float().permute(1, 2, 0)
         block = max(1, BLOCK_LOGITS // (num_heads * self.padded_len))
         for start in range(0, num_q, block):
@@ -257,7 +203,7 @@ class PageScoreAccumulator:
         # The first token sees all but these columns, each next one a column more.
         first_hidden = self._first_hidden + start
         hidden = logits[..., first_hidden:]
-        hidden.masked_fill_(_from_diagonal(*hidden.shape[1:], logits.device), float("-inf"))
+        hidden.masked_fill_(_from_diagonal(*hidden.shape[1:]), float("-inf"))
         self._sums.add(_softmax_beside(logits, sinks), start, first_hidden - self._local_tokens)
 
     def sums(self) -> torch.Tensor:
@@ -277,6 +223,6 @@ def _softmax_beside(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.T
 
 
 @lru_cache(maxsize=32)
-def _from_diagonal(num_rows: int, num_columns: int, device: torch.device) -> torch.Tensor:
+def _from_diagonal(num_rows: int, num_columns: int) -> torch.Tensor:
     """True where the column is not left of the row; bool [num_rows, num_columns]."""
-    return torch.ones(num_rows, num_columns, dtype=torch.bool, device=device).triu_()
+    return torch.ones(num_rows, num_columns, dtype=torch.bool).triu_()

@@ -132,8 +132,6 @@ def naive_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def eager_sums(
     case: Case,
     accumulator_type: type[PageScoreAccumulator] = PageScoreAccumulator,
-    *,
-    compiled: bool = True,
 ) -> np.ndarray:
     accumulator = accumulator_type(
         seq_len=case.kv_len,
@@ -141,7 +139,6 @@ def eager_sums(
         page_size=case.page_size,
         sink_tokens=case.sink_tokens,
         local_tokens=case.local_tokens,
-        compiled=compiled,
     )
     for q, k, sinks in zip(case.q, case.k, case.sinks, strict=True):
         padded = torch.full((accumulator.padded_len, *k.shape[1:]), math.nan)
@@ -182,15 +179,13 @@ def test_scores_of_a_query_token_add_up(case: Case) -> None:
     assert (scores.peak <= 1 + 1e-5).all()
 
 
-@given(cases(), st.sampled_from([1, 50, 1 << 24]), st.sampled_from([0, 1 << 24]), st.booleans())
-def test_eager_agrees_with_reference(
-    case: Case, block_logits: int, compiled_products: int, compiled: bool
-) -> None:
+@given(cases(), st.sampled_from([1, 50, 1 << 24]), st.sampled_from([0, 1 << 24]))
+def test_eager_agrees_with_reference(case: Case, block_logits: int, compiled_products: int) -> None:
     scores = reference_scores(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "BLOCK_LOGITS", block_logits)
         patch.setattr(eager, "COMPILED_PRODUCTS", compiled_products)
-        mass, body, peak = eager_sums(case, compiled=compiled)
+        mass, body, peak = eager_sums(case)
     np.testing.assert_allclose(mass, scores.mass.sum(dim=0), atol=1e-5)
     np.testing.assert_allclose(body, scores.body.sum(dim=0), atol=1e-5, rtol=1e-4)
     np.testing.assert_allclose(peak, scores.peak.amax(dim=0), atol=1e-5)
@@ -279,11 +274,10 @@ class NotCausal(PageScoreAccumulator):
         self._first_hidden = self.seq_len  # every token sees what the last one does
 
 
-@pytest.mark.parametrize(("compiled", "compiled_products"), [(True, 1 << 24), (True, 0), (False, 0)])
+@pytest.mark.parametrize("compiled_products", [1 << 24, 0])
 @pytest.mark.parametrize("broken", [OnePageOff, HeadsSwapped, NotCausal])
 def test_a_broken_producer_is_told_from_the_reference(
     broken: type[PageScoreAccumulator],
-    compiled: bool,
     compiled_products: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -292,6 +286,6 @@ def test_a_broken_producer_is_told_from_the_reference(
     monkeypatch.setattr(eager, "COMPILED_PRODUCTS", compiled_products)
     scores = reference_scores(FIXED)
     expected = np.stack([scores.mass.sum(dim=0), scores.body.sum(dim=0), scores.peak.amax(dim=0)])
-    np.testing.assert_allclose(eager_sums(FIXED, compiled=compiled), expected, atol=1e-5)
-    for quantity, broken_quantity in zip(expected, eager_sums(FIXED, broken, compiled=compiled), strict=True):
+    np.testing.assert_allclose(eager_sums(FIXED), expected, atol=1e-5)
+    for quantity, broken_quantity in zip(expected, eager_sums(FIXED, broken), strict=True):
         assert np.abs(quantity - broken_quantity).max() > 1e-2

@@ -137,7 +137,6 @@ def test_a_context_that_never_fits_is_not_observed(
 @pytest.mark.parametrize(
     ("runner", "words"),
     [
-        ({"use_mla_backend": True}, "multi-head latent attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"model": Layers(temperature_len=1024)}, "temperature by length"),
         ({"model": Layers(v_head_dim=4)}, "cannot score layer 0"),

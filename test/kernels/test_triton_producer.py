@@ -140,7 +140,6 @@ def test_a_layer_with_a_score_mod_of_its_own_is_refused() -> None:
 @pytest.mark.parametrize(
     ("runner", "words"),
     [
-        ({"use_mla_backend": True}, "multi-head latent attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"page_size": 64}, "need a page size of 1, 2, 4, 8, 16, 32, not 64: use --page-size 16"),
     ],

@@ -243,6 +243,15 @@ def test_a_named_source_wants_its_own_backend(source: str) -> None:
     assert f"--kv-importance-source {source} beside attention backend fa3: {cure}" in line
 
 
+@pytest.mark.parametrize("source", PRODUCERS)
+def test_a_named_source_wants_a_device_that_it_has_run_on(source: str) -> None:
+    options = ImportanceOptions(policy="observe", source=source)
+    backend = PRODUCERS[source]
+    assert refusals(ServerArgs(model_path="dummy", attention_backend=backend, device="cpu"), options) == []
+    (line,) = refusals(ServerArgs(model_path="dummy", attention_backend=backend, device="cuda"), options)
+    assert f"--kv-importance-source {source} on device cuda: use --kv-importance-source none" in line
+
+
 def test_the_rust_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
     (line,) = refusals(ServerArgs(model_path="dummy"), IMPORTANCE)

@@ -72,7 +72,7 @@ class PageListProbe:
     """
 
     def __init__(self, backend: AttentionBackend, model_runner: ModelRunner, share: float) -> None:
-        refuse_unsupported(model_runner, reads_latents=torch.device(model_runner.device).type == "cpu")
+        refuse_unsupported(model_runner)
         self._listener: Listener | None = None
         self._on_fault: Callable[[Exception], None] | None = None
         self._share = share

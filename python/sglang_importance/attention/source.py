@@ -37,25 +37,18 @@ class ScoreSource:
     sampler: StepSampler
 
 
-def refuse_unsupported(model_runner: ModelRunner, *, reads_latents: bool = False) -> None:
+def refuse_unsupported(model_runner: ModelRunner) -> None:
     """Refuses models whose logits are not what the queries and the keys in the pool say.
 
-    Args:
-        reads_latents: whether the producer sees the absorbed queries of multi-head latent attention, which
-            are multiplied with the latents in the pool.
+    Latent attention is refused to producers that do not read latents before the model is loaded.
 
     Raises:
-        ValueError: encoder-decoder models, logits with a temperature by the query's position, and multi-head
-            latent attention where its latents are not read.
+        ValueError: encoder-decoder models, and logits with a temperature by the query's position.
     """
     if model_runner.model_config.is_encoder_decoder:
         raise ValueError(f"page scores of encoder-decoder models are not supported: {NO_POLICY}")
     if any(has_temperature(layer) for layer in attention_layers(model_runner.model)):
         raise ValueError(f"page scores of logits with a temperature by length are not supported: {CURE}")
-    if model_runner.use_mla_backend and not reads_latents:
-        raise ValueError(
-            f"page scores of multi-head latent attention come from torch_native on a CPU only: {CURE}"
-        )
 
 
 def softmax_backend(model_runner: ModelRunner) -> AttentionBackend:

@@ -164,7 +164,6 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 page_size=self.rows.page_size,
                 sink_tokens=self.options.signal.sink_tokens,
                 local_tokens=self.options.signal.local_tokens,
-                device=self.device,
             )
             # Padded with location 0, upstream's own padding token; the scores mask it.
             table = request_table(self.req_to_token_pool)
@@ -185,8 +184,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
     """Raises where the model's queries are not multiplied with the keys in the pool."""
-    # On a GPU, upstream computes prefills of latent attention with other keys than those in the pool.
-    refuse_unsupported(model_runner, reads_latents=torch.device(model_runner.device).type == "cpu")
+    refuse_unsupported(model_runner)
     dtype = model_runner.token_to_kv_pool.dtype
     if dtype not in KEY_DTYPES:
         raise ValueError(

@@ -47,7 +47,6 @@ def model_runner(
     page_size: int = 4,
     dtype: torch.dtype = torch.float32,
     model: torch.nn.Module | None = None,
-    use_mla_backend: bool = False,
     is_encoder_decoder: bool = False,
     device: str = "cpu",
 ) -> SimpleNamespace:
@@ -56,7 +55,6 @@ def model_runner(
         page_size=page_size,
         model=model or Layers(),
         model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder),
-        use_mla_backend=use_mla_backend,
         is_draft_worker=False,
         req_to_token_pool=ReqToTokenPool(SLOTS, MAX_CONTEXT, device, enable_memory_saver=False),
         token_to_kv_pool=MHATokenToKVPool(

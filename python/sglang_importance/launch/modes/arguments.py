@@ -14,7 +14,7 @@ from sglang.srt.environ import envs
 
 from sgl_importance.options.importance_options import DEFAULTS, ImportanceOptions, name_of
 from sgl_importance.placement.ledger.ledger_place import address_problem
-from sglang_importance.attention.score_sources import NONE, PRODUCERS, UNPROVEN
+from sglang_importance.attention.score_sources import HAS_RUN_ON, NONE, PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes.rule import (
     FP8,
     PAIRED_KEYS,
@@ -200,6 +200,10 @@ def attention_source_refusals(args: Any, options: ImportanceOptions) -> Iterator
         yield from _unproven_refusals(args, options, in_use)
     elif options.source in PRODUCERS:
         emitting = PRODUCERS[options.source]
+        device = getattr(args, "device", None)
+        if device not in (None, *HAS_RUN_ON[options.source]):
+            what = f"{name_of('source')} {options.source} on device {device}"
+            yield refused(options.policy, what, f"use {name_of('source')} {NONE}")
         for backend in sorted(in_use - {emitting}):
             what = f"{name_of('source')} {options.source} beside attention backend {backend}"
             yield refused(
