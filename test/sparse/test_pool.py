@@ -90,34 +90,6 @@ def test_what_was_not_announced_is_not_written(pool: TieredKVPool) -> None:
         pool.set_kv_buffer(SimpleNamespace(layer_id=0), KVWriteLoc(LOCATIONS[:1], None), nothing, nothing)
 
 
-def test_a_copy_on_the_cpu_comes_back_at_other_locations(
-    pool: TieredKVPool, allocator: PagedTokenToKVPoolAllocator
-) -> None:
-    written = write(pool, LOCATIONS)
-    copy = pool.get_cpu_copy(LOCATIONS)
-    elsewhere = LOCATIONS + 4 * PAGE
-    # Something else lay there, and is in slots still.
-    assert_reads(pool, elsewhere, write(pool, elsewhere))
-    pool.load_cpu_copy(copy, elsewhere)
-    assert_reads(pool, elsewhere, written)
-    # The page that was being filled goes on where it lies now.
-    last = elsewhere[-1:] + 1
-    more = write(pool, last)
-    joined = [
-        [torch.cat(pair) for pair in zip(*layer, strict=True)] for layer in zip(written, more, strict=True)
-    ]
-    assert_reads(pool, torch.cat([elsewhere, last]), joined)
-
-
-def test_moved_tokens_are_read_where_they_are(pool: TieredKVPool) -> None:
-    pool.use_native_move_kv_cache = True  # upstream's other way is a Triton kernel
-    written = write(pool, LOCATIONS)
-    elsewhere = LOCATIONS + 4 * PAGE
-    assert_reads(pool, elsewhere, write(pool, elsewhere))
-    pool.move_kv_cache(elsewhere, LOCATIONS)
-    assert_reads(pool, elsewhere, written)
-
-
 WAYS_TO_FREE: dict[str, Callable[[PagedTokenToKVPoolAllocator, torch.Tensor], None]] = {
     "free": lambda allocator, tokens: allocator.free(tokens),
     "segment": lambda allocator, tokens: allocator.free_segment(tokens, start_pos=0),

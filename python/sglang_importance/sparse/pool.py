@@ -121,23 +121,6 @@ class TieredKVPool(MHATokenToKVPool):
         values: torch.Tensor = super().get_value_buffer(layer_id)
         return values
 
-    def get_cpu_copy(self, *args: Any, **kwargs: Any) -> Any:
-        self._flush()
-        return super().get_cpu_copy(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def load_cpu_copy(self, kv_cache_cpu: Any, indices: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)  # type: ignore[no-untyped-call]
-        self.slots.forget(torch.unique(indices // self.page_size))
-
-    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        self._flush()
-        super().move_kv_cache(tgt_loc, src_loc)
-        self.slots.forget(torch.unique(tgt_loc // self.page_size))
-
-    def _flush(self) -> None:
-        for layer in range(self.layer_num):
-            self.slots.flush(layer)
-
 
 def _pin(buffer: torch.Tensor) -> None:
     """Pins host memory where it is.
