@@ -13,7 +13,6 @@ from sgl_importance_kernels.sparse.page_history import PageHistory
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_kernels.sparse.slot_table import SlotTable
-from sgl_importance_kernels.sparse.staging import Staging
 from sgl_importance_kernels.sparse.traffic import PageTraffic
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class PageSlots:
         num_frames: slots for open pages, one for each request that may run.
         num_slots: all slots of a layer, frames included.
         page_size: tokens per page; divides the tokens of the pool.
-        staging_pages: pages that one partial attention reads.
+        staging_pages: pages that one partial attention reads, through room that all layers share.
         device: where slots, staging and tables are.
         selector: what is kept of pages beside, so that queries can choose among them; None for nothing.
         uses_triton: whether Triton moves and scans pages. A CUDA device needs it, and pinned host buffers.
@@ -69,7 +68,11 @@ class PageSlots:
             torch.zeros(num_layers, num_slots, *page_shape, dim, dtype=dtype, device=device)
             for dim in (key_dim, value_dim)
         )
-        self.staging = Staging(staging_pages, page_shape, (key_dim, value_dim), dtype, device)
+        self.staging_pages = staging_pages
+        self._staging = tuple(
+            torch.zeros(staging_pages, *page_shape, dim, dtype=dtype, device=device)
+            for dim in (key_dim, value_dim)
+        )
         self.representations = (
             None
             if selector is None
@@ -103,7 +106,7 @@ class PageSlots:
         representations = 0 if self.representations is None else self.representations.num_bytes
         return {
             "slots": self.keys.nbytes + self.values.nbytes,
-            "staging": self.staging.num_bytes,
+            "staging": sum(buffer.nbytes for buffer in self._staging),
             "tables": self.table.num_bytes
             + self.open_pages.num_bytes
             + (self._on_device.num_bytes + self.arrivals.nbytes if self._on_device else 0),
@@ -243,7 +246,7 @@ class PageSlots:
         places = self.place(layer, pages, is_chosen=is_chosen)
         is_kept, staged = places < self.num_slots, torch.arange(len(pages), device=places.device)
         kept, on_host = torch.where(is_kept, places, -1), torch.where(is_kept, -1, places - self.num_slots)
-        keys, values = (buffer[: len(pages)] for buffer in (self.staging.keys, self.staging.values))
+        keys, values = (buffer[: len(pages)] for buffer in self._staging)
         for buffer, slots, host in (
             (keys, self.keys[layer], self.host[layer][0]),
             (values, self.values[layer], self.host[layer][1]),

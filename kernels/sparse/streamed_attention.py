@@ -110,8 +110,8 @@ def _tiles(pages: torch.Tensor, num_tokens: int, slots: PageSlots) -> Iterator[t
     Yields:
         Pages of a part, and its number of tokens.
     """
-    for start in range(0, len(pages), slots.staging.num_pages):
-        part = pages[start : start + slots.staging.num_pages]
+    for start in range(0, len(pages), slots.staging_pages):
+        part = pages[start : start + slots.staging_pages]
         yield part, min(len(part) * slots.page_size, num_tokens - start * slots.page_size)
 
 
