@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,6 @@ import torch
 from sgl_importance_kernels.jit import njit
 from sgl_importance_kernels.sparse import bits_scan
 from sgl_importance_kernels.sparse.bit_tables import HEADER_BYTES, BitTables
-
-if TYPE_CHECKING:
-    from sgl_importance_kernels.sparse.triton.estimates import Estimates
-
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _SIGNATURE = "void(float32[:,:,:,::1], int8[:,:,:,::1], float32[:,::1], int64[::1], float32[:,:,:,::1])"
@@ -89,13 +85,11 @@ class LayerPages:
         return self.host_keys[numbers].to(self.numbers.device).float()
 
     def largest_dot(self, queries: torch.Tensor) -> torch.Tensor:
-        """The largest product with a page's vectors; shapes as in ``Selector.logits``."""
-        if self.uses_triton:
-            return self.scan_vectors(queries, *self._alike(len(queries))).logits.flatten(0, 1)
+        """The largest product with a page's vectors, on a CPU; shapes as in ``Selector.logits``."""
         by_kv_head, logits = self._room(queries)
         _largest_dots(
             by_kv_head.numpy(),
-            self._vectors(queries.shape[2]).numpy(),
+            self.vectors(queries.shape[2]).numpy(),
             self.units.numpy(),
             self.numbers.numpy(),
             logits.numpy(),
@@ -103,9 +97,7 @@ class LayerPages:
         return logits.flatten(0, 2)
 
     def largest_of_codes(self, queries: torch.Tensor, tables: BitTables) -> torch.Tensor:
-        """The largest product with a key made of mean and codes; shapes as in ``Selector.logits``."""
-        if self.uses_triton:
-            return self.scan_codes(queries, *self._alike(len(queries)), tables).logits.flatten(0, 1)
+        """The largest product with a key made of mean and codes, on a CPU; as in ``Selector.logits``."""
         by_kv_head, logits = self._room(queries)
         bits_scan.largest_of_codes(
             by_kv_head.numpy(),
@@ -121,44 +113,10 @@ class LayerPages:
         )
         return logits.flatten(0, 2)
 
-    def scan_vectors(
-        self,
-        queries: torch.Tensor,
-        rows: torch.Tensor,
-        scale: float,
-        pages: torch.Tensor,
-        num_pages: torch.Tensor,
-    ) -> Estimates:
-        """As ``Selector.scan_rows``, of int8 vectors."""
-        from sgl_importance_kernels.sparse.triton.scan_kernel import scan  # a CPU needs no Triton
-
-        return scan(queries, rows, scale, self._vectors(queries.shape[2]), self.units, pages, num_pages)
-
-    def scan_codes(
-        self,
-        queries: torch.Tensor,
-        rows: torch.Tensor,
-        scale: float,
-        pages: torch.Tensor,
-        num_pages: torch.Tensor,
-        tables: BitTables,
-    ) -> Estimates:
-        """As ``Selector.scan_rows``, of means and codes."""
-        from sgl_importance_kernels.sparse.triton.bits_kernel import scan_codes  # a CPU needs no Triton
-
-        page_size = self.host_keys.shape[1]
-        return scan_codes(queries, rows, scale, self.kept, self.units, tables, pages, num_pages, page_size)
-
-    def _vectors(self, head_dim: int) -> torch.Tensor:
+    def vectors(self, head_dim: int) -> torch.Tensor:
         """What is kept, as int8 [pool pages, KV heads, vectors, head dimension]."""
         vectors: torch.Tensor = self.kept.unflatten(2, (-1, head_dim))
         return vectors
-
-    def _alike(self, tokens: int) -> tuple[torch.Tensor, float, torch.Tensor, torch.Tensor]:
-        """So many tokens as they are, with these pages and their number for each."""
-        device = self.numbers.device
-        counts = torch.full((tokens,), len(self.numbers), device=device)
-        return torch.arange(tokens, device=device), 1.0, self.numbers[None].expand(tokens, -1), counts
 
     def _room(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries by KV head, [tokens, KV heads, queries of each, dimension], and room for their logits."""

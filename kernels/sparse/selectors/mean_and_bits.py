@@ -125,6 +125,8 @@ class MeanAndBits(Selector):
         return (FACTORS_PER_DOUBLING * deviations.log2()).round_().clamp_(-LARGEST, LARGEST)
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
+        if pages.uses_triton:
+            return self.scanned(queries, pages)
         return pages.largest_of_codes(queries, self.tables(pages.layer))
 
     def scan_rows(
@@ -136,7 +138,12 @@ class MeanAndBits(Selector):
         of_rows: torch.Tensor,
         num_pages: torch.Tensor,
     ) -> Estimates:
-        return pages.scan_codes(queries, rows, scale, of_rows, num_pages, self.tables(pages.layer))
+        from sgl_importance_kernels.sparse.triton.bits_kernel import scan_codes  # a CPU needs no Triton
+
+        tables = self.tables(pages.layer)
+        return scan_codes(
+            queries, rows, scale, pages.kept, pages.units, tables, of_rows, num_pages, self._page_size
+        )
 
     def _bytes(self, head_dim: int, bits: int) -> int:
         return head_dim + HEADER_BYTES + bits * self._page_size // 8

@@ -115,8 +115,14 @@ class Selector(ABC):
             of_rows: pages of each row, int64 [rows, most pages].
             num_pages: how many of them each row has, int64 [rows].
         """
-        assert self.product == "dot", self.product
-        return pages.scan_vectors(queries, rows, scale, of_rows, num_pages)
+        raise NotImplementedError(f"{type(self).__name__} goes by no product")
+
+    def scanned(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
+        """As ``logits``, by ``scan_rows``."""
+        rows = torch.arange(len(queries), device=queries.device)
+        of_rows = pages.numbers.expand(len(rows), -1)
+        found = self.scan_rows(queries, rows, 1.0, pages, of_rows, torch.full_like(rows, len(pages.numbers)))
+        return found.logits.flatten(0, 1)
 
 
 class LargestDot(Selector):
@@ -125,4 +131,18 @@ class LargestDot(Selector):
     product: Literal["dot", "bits"] | None = "dot"
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
-        return pages.largest_dot(queries)
+        return self.scanned(queries, pages) if pages.uses_triton else pages.largest_dot(queries)
+
+    def scan_rows(
+        self,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        scale: float,
+        pages: LayerPages,
+        of_rows: torch.Tensor,
+        num_pages: torch.Tensor,
+    ) -> Estimates:
+        from sgl_importance_kernels.sparse.triton.scan_kernel import scan  # a CPU needs no Triton
+
+        vectors = pages.vectors(queries.shape[2])
+        return scan(queries, rows, scale, vectors, pages.units, of_rows, num_pages)
