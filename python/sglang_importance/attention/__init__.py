@@ -31,25 +31,17 @@ def install(options: ImportanceOptions) -> None:
             "KV importance: No page scores (--kv-importance-source none): attention runs as in stock sglang"
         )
         return
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-
-    from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-
-    def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
-        if model_runner.is_draft_worker:
-            return TorchNativeAttnBackend(model_runner)
-        return EmittingTorchNativeBackend(model_runner, options)
-
-    register_attention_backend("torch_native")(create_torch_native_backend)
-
+    _replace("torch_native", options)
     if options.source in UNPROVEN:
         logger.warning(
             "KV importance: --kv-importance-source %s HAS HARDLY RUN ON A GPU: its tests passed on one H200, "
             "where it slowed a model's steps by 0.5 to 10 %%. Do not serve users with it.",
             options.source,
         )
-        _INSTALLERS[options.source](options)
+        if options.source == "qk_probe":
+            _attach_probe(options)
+        else:
+            _replace(options.source, options)
         # Imports Triton, which decides then how kernels run: not where none of them are needed.
         from sglang_importance.attention.reserved_memory import HOOKS
 
@@ -81,50 +73,31 @@ def _probed(create: CreateBackend, options: ImportanceOptions) -> CreateBackend:
     return create_probed
 
 
-def _emit_from_triton(options: ImportanceOptions) -> None:
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+def _replace(name: str, options: ImportanceOptions) -> None:
+    """Puts ours in the place of an attention backend, but for drafts."""
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
 
-    ATTENTION_BACKENDS["triton"] = _replaced(ATTENTION_BACKENDS["triton"], _triton_backend, options)
+    create: CreateBackend = ATTENTION_BACKENDS[name]
 
-
-def _triton_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
-    from sglang_importance.attention.triton import EmittingTritonBackend
-
-    return EmittingTritonBackend(model_runner, options)
-
-
-def _emit_from_flashinfer(options: ImportanceOptions) -> None:
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-
-    stock = ATTENTION_BACKENDS["flashinfer"]
-    ATTENTION_BACKENDS["flashinfer"] = _replaced(stock, _flashinfer_backend, options)
-
-
-def _flashinfer_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
-    from sglang_importance.attention.source import refuse_unsupported
-
-    refuse_unsupported(model_runner)  # Before upstream's constructor, which has another for it.
-    from sglang_importance.attention.flashinfer import EmittingFlashInferBackend
-
-    return EmittingFlashInferBackend(model_runner, options)
-
-
-def _replaced(
-    create: CreateBackend,
-    emitting: Callable[[ModelRunner, ImportanceOptions], AttentionBackend],
-    options: ImportanceOptions,
-) -> CreateBackend:
     @wraps(create)
     def create_emitting(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return create(model_runner)
-        return emitting(model_runner, options)
+        return _emitting(name)(model_runner, options)
 
-    return create_emitting
+    register_attention_backend(name)(create_emitting)
 
 
-_INSTALLERS: dict[str, Callable[[ImportanceOptions], None]] = {
-    "qk_probe": _attach_probe,
-    "triton": _emit_from_triton,
-    "flashinfer": _emit_from_flashinfer,
-}
+def _emitting(name: str) -> Callable[[ModelRunner, ImportanceOptions], AttentionBackend]:
+    """The backend of that name that emits, imported when one is built: two of them bring Triton."""
+    if name == "triton":
+        from sglang_importance.attention.triton import EmittingTritonBackend
+
+        return EmittingTritonBackend
+    if name == "flashinfer":
+        from sglang_importance.attention.flashinfer import EmittingFlashInferBackend
+
+        return EmittingFlashInferBackend
+    from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+
+    return EmittingTorchNativeBackend
