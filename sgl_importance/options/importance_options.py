@@ -108,11 +108,12 @@ class ImportanceOptions:
         problems = list(self._without_effect())
         if "://" in self.ledger.place and (problem := url_problem(self.ledger.place)):
             problems.append(f"{name_of('ledger.place')} {problem}")
-        if self.prewarm.at == "idle" and self.policy == "importance" and not self.ledger_place:
-            problems.append(
-                f"{name_of('prewarm.at')} 'idle' needs {name_of('ledger.place')} or "
-                f"{name_of('store.directory')} to name a directory"
-            )
+        if not self.is_stock and not self.ledger_place:
+            ledger = f"{name_of('ledger.place')} or {name_of('store.directory')} to name a directory"
+            if self.prewarm.at == "idle" and self.policy == "importance":
+                problems.append(f"{name_of('prewarm.at')} 'idle' needs {ledger}")
+            if self.ledger.megabytes != DEFAULTS["ledger.megabytes"]:
+                problems.append(f"{name_of('ledger.megabytes')} needs {ledger}")
         if self.is_tiered and self.policy != "importance":
             problems.append(
                 f"{name_of('tiered.residency')} 'tiered' needs {name_of('policy')} to be 'importance'"

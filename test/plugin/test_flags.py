@@ -249,6 +249,7 @@ def test_a_flag_that_moved_says_so_in_a_file_of_flags(
         ),
         ({"prewarm.at": "idle"}, "--kv-importance-prewarm 'idle' needs --kv-importance-ledger or"),
         ({"prewarm.at": "idle", "store.directory": "/s", "ledger.place": "off"}, "'idle' needs"),
+        ({"ledger.megabytes": 1024}, "ledger.megabytes of --kv-importance-config needs"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
