@@ -110,6 +110,7 @@ def test_channels_share_bits_where_positions_turn_halves_of_a_head(
     rotations: list[dict[str, Any]], turns: bool
 ) -> None:
     model = torch.nn.ModuleList(get_rope(16, 16, 64, 10000, **rotation) for rotation in rotations)
+    model.rotary_dim = 16  # as attention of Llama's has, with no head_size
     assert turns_halves(model) is turns
 
 

@@ -93,7 +93,8 @@ def key_statistics(model: torch.nn.Module, *, vocabulary: int, page_size: int, d
 
 def turns_halves(model: torch.nn.Module) -> bool:
     """Whether the model rotates whole heads, each channel into the one half the head away."""
-    rotations = [module for module in model.modules() if hasattr(module, "rotary_dim")]
+    told = ("rotary_dim", "head_size")
+    rotations = [module for module in model.modules() if all(hasattr(module, name) for name in told)]
     # One without a style, which has a cache of its own for long contexts, is NeoX's.
     return bool(rotations) and all(
         each.rotary_dim == each.head_size and getattr(each, "is_neox_style", True) for each in rotations
