@@ -71,7 +71,7 @@ def side_by_side(workload: str, what: str, share: float = 0.25, peer: str = _STO
     Args:
         what: a column of the table.
     """
-    return _cell(_pairs(peer)[workload, share], what)
+    return _cell(_pairs(peer, own)[workload, share], what)
 
 
 def side_by_side_table() -> str:
