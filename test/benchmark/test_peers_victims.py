@@ -81,7 +81,7 @@ def told(requests: Iterator[int]) -> sglang_server.Sglang:
     """A server whose shadows say that they have seen so many requests, one after the other."""
     found = {"lru_hit_tokens": 64, "importance_hit_tokens": 96}
     process = SimpleNamespace(get=lambda path: {"observe": {"requests": next(requests), **found}})
-    return sglang_server.Sglang("", "", 0, 0, ["observe"], True, cast(Any, process))
+    return sglang_server.Sglang("", "", 0, 0, ["observe"], True, cast(Any, process), None)
 
 
 def test_observe_is_asked_until_it_has_seen_what_was_sent_and_what_sglang_sends_itself(

@@ -136,10 +136,11 @@ def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock, 
     assert len({tuple(answer) for answer in answers}) > len(answers) / 2, "the model ignores its prompt"
     has_scores = "none" not in way
     recording = ("--kv-importance-trace", str(tmp_path))
+    detail = {"trace": {"detail": "steps"}} if has_scores else {}
     server = ServerProcess(
         *("--kv-policy", "importance", *way, *FLAGS, *family.flags),
         *("--max-total-tokens", str(POOL_TOKENS)),
-        *config_flags(signal={"window": WINDOW}, trace={"detail": "steps"}),
+        *config_flags(signal={"window": WINDOW}, **detail),
         *(recording if has_scores else ()),
         model=model,
         env=PLUGINS,

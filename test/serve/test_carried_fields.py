@@ -26,6 +26,13 @@ def test_a_request_that_its_handler_made_without_a_namespace_gets_it(text: str |
     assert [(one.cache_salt, one.extra_key) for one in each] == [("a", "b")] * len(each)
 
 
+def test_an_empty_salt_of_the_body_does_not_hide_that_of_its_metadata() -> None:
+    request = GenerateReqInput(text="a", cache_salt="", extra_key="")
+    carrying(TENANT).put_namespace(request)
+    request.normalize_batch_and_arguments()
+    assert (request.cache_salt, request.extra_key) == ("a", "b")
+
+
 def test_what_a_handler_has_put_there_stays() -> None:
     request = GenerateReqInput(text=["a", "b"], cache_salt=["x", "y"])
     carrying(KvFields(cache_salt=["x", "y"])).put_namespace(request)

@@ -58,7 +58,7 @@ class CarriedFields:
             raise ValueError(f"{names}: a model that does not generate cannot keep it: leave it out")
         for name in NAMESPACE_FIELDS:
             value = getattr(self.fields, name)
-            if value is not None and getattr(obj, name) is None:
+            if value is not None and not getattr(obj, name):  # sglang takes "" for none
                 setattr(obj, name, value)
         if self.fields.session_id is not None and obj.session_params is None:
             obj.session_id = self.fields.session_id
