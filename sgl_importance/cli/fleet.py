@@ -250,13 +250,17 @@ def hottest(
 
 
 def pins_of(server: Server) -> dict[str, Any]:
-    """Its pins, which all of its data-parallel ranks hold.
+    """The pins of all its data-parallel ranks, each once, and the budget of one rank.
+
+    Pins of the route or a command hold on every rank, those of a hint on the one that served its request.
 
     Raises:
         ServerError: it is not there, refuses, or runs without us.
     """
     answer = server.get("/pins")
-    return next(each for each in answer.get("dp_ranks", [answer]) if each is not None)
+    ranks = [each for each in answer.get("dp_ranks", [answer]) if each is not None]
+    pins = {pin["pin_id"]: pin for each in reversed(ranks) for pin in reversed(each["pins"])}
+    return ranks[0] | {"pins": list(reversed(pins.values()))}
 
 
 def pins_together(answers: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -99,8 +99,9 @@ def prompt_of(written: str, cache_salt: str | None, extra_key: str | None) -> di
     except BadJson:
         content = written
     if isinstance(content, dict):
-        given = {"text": content["prompt"]} if isinstance(content.get("prompt"), str) else {}
-        body = given | fields_of_body("--prompt", content)
+        prompt = content.get("prompt")
+        name = "input_ids" if isinstance(prompt, list) else "text"
+        body = ({name: prompt} if prompt else {}) | fields_of_body("--prompt", content)
     elif isinstance(content, list) and content:
         body = {"messages" if isinstance(content[0], dict) else "input_ids": content}
     else:

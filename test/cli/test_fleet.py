@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.cli.fleet import Member, ask_all, pins_together, summary_of, together
+from sgl_importance.cli.fleet import Member, ask_all, pins_of, pins_together, summary_of, together
 from sgl_importance.cli.fleet_command import app
 from sgl_importance.cli.server_client import Server
 
@@ -64,6 +64,14 @@ def test_trouble_of_every_kind_has_a_line() -> None:
         "storage tier slow: left out",
     ]
     assert summary_of(member(ledger=ledger | {"is_written": True}))["trouble"] == []
+
+
+def test_pins_of_every_rank_are_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint pins on the rank that serves its request alone."""
+    everywhere, hinted = {"pin_id": "everywhere"}, {"pin_id": "hinted"}
+    ranks = [{"pins": [everywhere]}, None, {"pins": [everywhere, hinted]}]
+    monkeypatch.setattr(Server, "get", lambda server, path: {"dp_ranks": ranks})
+    assert pins_of(Server("http://somewhere:1"))["pins"] == [everywhere, hinted]
 
 
 def test_a_pin_of_one_name_is_one_pin() -> None:

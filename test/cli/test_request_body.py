@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 
 from sgl_importance.cli.request_body import fields_of_body
+from sgl_importance.cli.why_command import prompt_of
 
 MESSAGES = [{"role": "user", "content": "a"}]
 
@@ -24,3 +27,11 @@ def test_an_adapter_in_the_model_s_name_is_refused(model: str, capsys: pytest.Ca
 @pytest.mark.parametrize("model", ["base", "base:", None, 7])
 def test_a_model_without_one_is_taken(model: object) -> None:
     assert fields_of_body("--messages", {"model": model, "messages": MESSAGES}) == {"messages": MESSAGES}
+
+
+@pytest.mark.parametrize(("prompt", "name"), [("a", "text"), ([1, 2], "input_ids")])
+def test_why_takes_the_prompt_of_a_completion(prompt: str | list[int], name: str) -> None:
+    assert prompt_of(json.dumps({"prompt": prompt, "max_tokens": 1}), "tenant", None) == {
+        name: prompt,
+        "cache_salt": "tenant",
+    }

@@ -191,6 +191,17 @@ def test_a_pin_that_nobody_uses_fades_and_one_that_is_used_does_not(driver: Tree
     assert (resident(driver, used), resident(driver, unused)) == (len(used), 0)
 
 
+def test_a_pin_without_room_is_used_too(driver: TreeDriver):
+    """It would end as one that nobody uses."""
+    pin(driver, prompt(0, 16), "fills the budget")
+    tokens = prompt(1000, 4)
+    waiting = pin(driver, tokens, "waiting")
+    serve(driver, prompt(0, 16))
+    for _ in range(3):
+        serve(driver, tokens)
+    assert waiting.last_used >= driver.component.state.policy.clock - 1
+
+
 def test_a_split_keeps_the_pin_on_both_halves(driver: TreeDriver):
     tokens = prompt(0, 8)
     pin(driver, tokens)

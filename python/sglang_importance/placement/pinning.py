@@ -155,8 +155,8 @@ class Pinning:
             return
         changed = self._advance()
         for node in hits:
-            if self._tree.metadata(node).pin_octaves:
-                changed += self.table.used(self._tree.end_digest(node), self._state.policy.clock)
+            if (digest := self._tree.end_digest(node)) in self.table:  # granted room, or not
+                changed += self.table.used(digest, self._state.policy.clock)
         self._settle_later(changed)
 
     def _settle_later(self, changed: Iterable[Pin]) -> None:
