@@ -258,7 +258,7 @@ def pins_of(server: Server) -> dict[str, Any]:
         ServerError: it is not there, refuses, or runs without us.
     """
     answer = server.get("/pins")
-    ranks = [each for each in answer.get("dp_ranks", [answer]) if each is not None]
+    ranks: list[dict[str, Any]] = [each for each in answer.get("dp_ranks", [answer]) if each is not None]
     pins = {pin["pin_id"]: pin for each in reversed(ranks) for pin in reversed(each["pins"])}
     return ranks[0] | {"pins": list(reversed(pins.values()))}
 
