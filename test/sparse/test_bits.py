@@ -144,6 +144,17 @@ def test_bits_go_where_they_take_most_from_the_error(turns_halves: bool) -> None
         assert error(own) <= error(own[torch.randperm(DIM, generator=draws)]) + 1e-6
 
 
+@pytest.mark.parametrize("turns_halves", [True, False])
+def test_halves_of_a_head_have_as_many_bits_where_positions_turn_them(turns_halves: bool) -> None:
+    """Keys differ in the first half alone, at the positions that were seen."""
+    variances = torch.cat(
+        [torch.ones(LAYERS, KV_HEADS, DIM // 2), torch.zeros(LAYERS, KV_HEADS, DIM // 2)], dim=2
+    )
+    statistics = KeyStatistics(variances, torch.ones_like(variances), turns_halves=turns_halves)
+    first, second = BitTables.allotted(statistics, 2 * DIM).widths.unflatten(2, (2, -1)).unbind(2)
+    assert bool((second == (first if turns_halves else 0)).all())
+
+
 def test_a_layer_whose_products_are_rougher_has_more_bits() -> None:
     keys, queries = drawn(4, 8)
     queries[1] *= 3
