@@ -83,6 +83,14 @@ def test_who_decodes_can_begin_a_page_of_windows(
     assert (allocator.alloc_decode(after, after, last) is not None) == fits
 
 
+def test_windows_that_are_counted_in_requests_need_no_room_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = windows_allocator(PAGES * PAGE_SIZE, PAGES * PAGE_SIZE, PAGE_SIZE)
+    monkeypatch.setattr(allocator, "_swa_req_ring", True)
+    create = SWATokenToKVPoolAllocator.create_prefill_budget
+    ours = _around(create)(allocator, EmptyTree(), num_mixed_decode_tokens=DECODING)
+    assert ours.swa_offset == create(allocator, EmptyTree(), num_mixed_decode_tokens=DECODING).swa_offset
+
+
 def test_nobody_passes_a_chunk_that_waits() -> None:
     """Not even where room comes back in the same pass, as by a preemption."""
     allocator = _empty()
